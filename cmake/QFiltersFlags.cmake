@@ -1,0 +1,22 @@
+# Warnings and sanitizers for our own targets; never exported.
+add_library(qfilters_flags INTERFACE)
+target_compile_options(
+  qfilters_flags
+  INTERFACE -Wall
+            -Wextra
+            -Wpedantic
+            -Wshadow
+            -Wconversion
+            -Wold-style-cast
+            -Wnon-virtual-dtor
+            -Woverloaded-virtual
+            # GCC 12 warns falsely about std::string concatenation (PR 105651).
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+            # Scores must not be fused: their bits are part of the contract.
+            -ffp-contract=off)
+if(QFILTERS_SANITIZE)
+  target_compile_options(
+    qfilters_flags INTERFACE -fsanitize=${QFILTERS_SANITIZE} -fno-omit-frame-pointer
+                             -fno-sanitize-recover=all)
+  target_link_options(qfilters_flags INTERFACE -fsanitize=${QFILTERS_SANITIZE})
+endif()

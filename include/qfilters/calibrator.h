@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "qfilters/filter_bank.h"
+#include "qfilters/tensor_view.h"
+
+namespace qfilters {
+
+/// Heads of one layer as calibration sees them.
+struct QueryShape {
+  std::size_t query_heads = 0;
+  std::size_t kv_heads = 0;  ///< divides query_heads
+  std::size_t dim = 0;
+
+  friend bool operator==(const QueryShape&, const QueryShape&) = default;
+};
+
+/// Finds Q-Filters (arXiv:2503.02812, section 3.2) in one pass: it adds up the
+/// second moment Q^T Q and the sum of all queries of each query head in
+/// float64. The top eigenvector of Q^T Q is the first right singular vector of
+/// Q; its sign is chosen so that v . sum(q) >= 0. Memory does not grow with
+/// the number of queries, and two calibrators can be merged.
+class Calibrator {
+ public:
+  /// Throws Error kInvalidArgument for no layers, a zero size, or query heads
+  /// that are no multiple of the KV heads.
+  explicit Calibrator(std::vector<QueryShape> layers);
+
+  /// Adds queries [batch, query_heads, tokens, dim], float32, as attention
+  /// multiplies them with keys. Throws Error kShape on another shape or type,
+  /// kInvalidArgument on a non-finite value; nothing is added then.
+  /// O(heads * tokens * dim^2).
+  void add(std::size_t layer, const TensorView& queries);
+
+  /// Adds what another calibrator of the same shapes has seen.
+  void merge(const Calibrator& other);
+
+  /// Query rows per head that layer `layer` has seen.
+  [[nodiscard]] std::uint64_t rows(std::size_t layer) const;
+
+  /// One unit vector per KV head: the mean of its group's query filters,
+  /// normalised. Throws Error kInvalidArgument when a layer has seen fewer
+  /// than two rows. metadata.n_samples is filled in.
+  [[nodiscard]] FilterBank finish(FilterMetadata metadata) const;
+
+ private:
+  struct Moments {
+    std::vector<double> second;  // [dim, dim], lower triangle
+    std::vector<double> sum;     // [dim]
+  };
+
+  struct Layer {
+    QueryShape shape;
+    std::vector<Moments> heads;
+    std::uint64_t rows = 0;
+  };
+
+  std::vector<Layer> layers_;
+};
+
+}  // namespace qfilters

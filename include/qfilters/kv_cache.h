@@ -1,0 +1,128 @@
+#pragma once
+
+// START HERE: QFiltersKVCache is the whole system for one attention layer.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "qfilters/config.h"
+#include "qfilters/filter_bank.h"
+#include "qfilters/rows_view.h"
+#include "qfilters/sequence_cache.h"
+#include "qfilters/tensor_view.h"
+
+namespace qfilters {
+
+/// An attention mask for the tokens of the coming update.
+struct AttentionMask {
+  enum class Kind {
+    kNone,    ///< nothing to mask
+    kCausal,  ///< plain causal, no array needed
+    kArray,   ///< see `allowed`
+  };
+  Kind kind = Kind::kNone;
+  std::size_t batch = 0;
+  std::size_t queries = 0;
+  std::size_t keys = 0;
+  /// kArray: [batch, 1, queries, keys] row-major, 1 = may attend.
+  std::vector<std::uint8_t> allowed;
+};
+
+/// The KV cache of one attention layer with Q-Filters eviction
+/// (arXiv:2503.02812): each key is scored once by its projection on its head's
+/// frozen filter, and what does not fit the budget is evicted after each
+/// update. Survivors keep their true positions; nothing is rotated again.
+///
+///   QFiltersKVCache cache(config, filters);
+///   RowsView rows = cache.update_and_fetch(keys, values);
+///   attend(queries, rows, {}, out);
+///
+/// With interval 0 the kept rows do not depend on how tokens are split into
+/// updates. Not thread safe; distinct caches are independent.
+class QFiltersKVCache {
+ public:
+  /// `filters` [kv_heads, key_dim] of this layer; see load_filters(). Throws
+  /// Error kInvalidArgument (see validate()), also for non-finite filters.
+  QFiltersKVCache(const Config& config, LayerFilters filters);
+
+  /// Without filters: an error that names `qfilters calibrate`.
+  explicit QFiltersKVCache(const Config& config);
+
+  ~QFiltersKVCache();
+  QFiltersKVCache(QFiltersKVCache&&) noexcept;
+  QFiltersKVCache& operator=(QFiltersKVCache&&) noexcept;
+
+  /// Takes new rows [batch, kv_heads, tokens, dim] (float32, float16 or
+  /// bfloat16; stored as bfloat16 when the first keys and values both are,
+  /// else as float16, rounded to nearest even) and returns all prior kept
+  /// rows plus all new rows. Only the state for the next update is evicted.
+  ///
+  /// The view is valid until the next call of a non-const member; the inputs
+  /// are copied. Throws Error kShape or kMismatch before anything changes;
+  /// kLowRetention (policy "raise") after the update is complete.
+  /// O(batch * kv_heads * (tokens * dim + rows)).
+  RowsView update_and_fetch(const TensorView& keys, const TensorView& values);
+
+  /// Applies the last update's eviction now and frees its staging memory;
+  /// otherwise the next update does. Invalidates the returned view.
+  void settle();
+
+  /// True position of the next token: tokens ever seen, not rows kept.
+  [[nodiscard]] std::size_t offset() const noexcept;
+
+  /// Same as offset().
+  [[nodiscard]] std::size_t size() const noexcept { return offset(); }
+
+  [[nodiscard]] bool empty() const noexcept;
+
+  /// Original positions of the stored rows of a group (batch * kv_heads +
+  /// head), ascending. Settles first. Throws kInvalidArgument out of range.
+  [[nodiscard]] std::vector<std::int32_t> positions(std::size_t group = 0);
+  /// Scores of the stored rows of a group, sign included. Settles first.
+  [[nodiscard]] std::vector<float> scores(std::size_t group = 0);
+  /// The stored rows without new ones. Settles first.
+  [[nodiscard]] RowsView stored();
+
+  /// Mask for `tokens` coming tokens over the stored rows and themselves.
+  /// `window` 0 means none. Settles first.
+  [[nodiscard]] AttentionMask make_mask(
+      std::size_t tokens, bool return_array = false, std::size_t window = 0);
+
+  /// 16-bit bytes of the rows kept, all heads, plus the float32 filters.
+  [[nodiscard]] std::uint64_t qfilters_kept_bytes() const noexcept;
+  /// Bytes if every row had been kept.
+  [[nodiscard]] std::uint64_t full_seq_bytes() const noexcept;
+  /// full_seq_bytes / qfilters_kept_bytes; 1 before the first update.
+  [[nodiscard]] double compression_ratio() const noexcept;
+  /// Token positions ever passed, summed over batch and heads.
+  [[nodiscard]] std::uint64_t tokens_seen() const noexcept;
+  /// Rows stored for group 0.
+  [[nodiscard]] std::size_t tokens_kept() const noexcept;
+  /// Bytes of stored keys and values.
+  [[nodiscard]] std::uint64_t nbytes() const noexcept;
+  /// Scores that were NaN or infinite; such rows are evicted first (NaN).
+  [[nodiscard]] std::uint64_t non_finite_scores() const noexcept;
+
+  /// Always false: evicted rows cannot come back.
+  [[nodiscard]] static constexpr bool is_trimmable() noexcept { return false; }
+
+  /// Throws Error kUnsupported.
+  [[noreturn]] void trim(std::size_t tokens);
+
+  [[nodiscard]] const Config& config() const noexcept;
+
+  /// Where warnings go ("warn" on low retention); by default nowhere.
+  void on_warning(std::function<void(std::string_view)> handler);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace qfilters

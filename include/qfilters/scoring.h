@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "qfilters/filter_bank.h"
+#include "qfilters/tensor_view.h"
+
+namespace qfilters {
+
+/// Projection of keys on one filter, the canonical Q-Filters score: float32,
+/// 16 partial sums (sum j takes dimensions j, j+16, ... in order, multiply
+/// then add, never fused), added pairwise by halves, times `sign`. The bits
+/// are the same on every ISA and for every batch shape.
+/// `keys` is one head [tokens, dim] of 16-bit rows: `head` of `batch` in the
+/// view. out[i] belongs to token i. O(tokens * dim).
+/// Throws Error kShape when filter or out do not fit the view.
+void score_projection(
+    const TensorView& keys,
+    std::size_t batch,
+    std::size_t head,
+    std::span<const float> filter,
+    float sign,
+    std::span<float> out);
+
+/// Euclidean norm of keys, squares summed in the canonical order above.
+void key_norms(
+    const TensorView& keys,
+    std::size_t batch,
+    std::size_t head,
+    std::span<float> out);
+
+/// The rows a scorer sees when they enter the cache: one KV head.
+struct ScoreInput {
+  std::size_t layer = 0;
+  std::size_t batch = 0;
+  std::size_t kv_head = 0;
+  TensorView keys;                  ///< the new rows, 16-bit
+  std::int32_t first_position = 0;  ///< position of token 0 of `keys`
+};
+
+/// Gives each new row one score; larger = keep. A score is computed once,
+/// when the row enters, and stays with it. Immutable and thread safe.
+class Scorer {
+ public:
+  Scorer() = default;
+  Scorer(const Scorer&) = delete;
+  Scorer& operator=(const Scorer&) = delete;
+  virtual ~Scorer() = default;
+
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+
+  /// Throws Error kMismatch if layer `layer` of a model with these heads and
+  /// key dimension cannot be scored (a filter of another model, say).
+  virtual void check_layer(
+      std::size_t layer, std::size_t kv_heads, std::size_t key_dim) const;
+
+  /// Writes one score per token of in.keys.
+  virtual void score(const ScoreInput& in, std::span<float> out) const = 0;
+};
+
+/// Q-Filters (arXiv:2503.02812): sign * key . filter[layer][head].
+/// Throws Error kInvalidArgument unless sign is +1 or -1.
+[[nodiscard]] std::shared_ptr<const Scorer> make_qfilters_scorer(
+    std::shared_ptr<const FilterBank> filters, int sign = 1);
+
+/// StreamingLLM (arXiv:2309.17453): the newest rows stay; score = position.
+[[nodiscard]] std::shared_ptr<const Scorer> make_streaming_scorer();
+
+/// L2Norm (arXiv:2406.11430): keys of small norm attract attention;
+/// score = -|key|.
+[[nodiscard]] std::shared_ptr<const Scorer> make_knorm_scorer();
+
+/// A uniform number from (seed, layer, batch, head, position) only, so that
+/// chunking and threads do not change it. The baseline any policy must beat.
+[[nodiscard]] std::shared_ptr<const Scorer> make_random_scorer(
+    std::uint64_t seed = 0);
+
+}  // namespace qfilters

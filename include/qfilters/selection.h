@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace qfilters {
+
+/// Rows that are never evicted, whatever their score.
+struct Protection {
+  std::size_t sinks = 4;   ///< the first rows of a sequence
+  std::size_t recent = 0;  ///< the last rows at the time of eviction
+
+  friend bool operator==(const Protection&, const Protection&) = default;
+};
+
+/// Which `keep` of `scores.size()` rows stay: indices, ascending and unique.
+///
+/// Protected rows always stay. The others follow the total order (score,
+/// then index): larger scores first, equal scores (-0.0 == +0.0) prefer the
+/// newer row, NaN ranks below every number. Deterministic on every machine.
+/// Expected O(n). Throws Error kInvalidArgument when keep > n or when keep
+/// is smaller than the number of protected rows.
+[[nodiscard]] std::vector<std::uint32_t> select_rows(
+    std::span<const float> scores,
+    std::size_t keep,
+    const Protection& protection);
+
+}  // namespace qfilters

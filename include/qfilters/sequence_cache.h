@@ -1,0 +1,137 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "qfilters/kv_store.h"
+#include "qfilters/policy.h"
+#include "qfilters/row_pool.h"
+#include "qfilters/rows_view.h"
+#include "qfilters/tensor_view.h"
+
+namespace qfilters {
+
+/// One attention layer of a model.
+struct LayerShape {
+  std::size_t kv_heads = 0;
+  std::size_t key_dim = 0;
+  std::size_t value_dim = 0;
+  /// 0: global attention, the policy's budget applies. Otherwise a sliding
+  /// window: query q sees keys k with q - k < window; the layer keeps those
+  /// rows outside the budget and is never evicted by score.
+  std::size_t window = 0;
+
+  friend bool operator==(const LayerShape&, const LayerShape&) = default;
+};
+
+struct SequenceOptions {
+  std::size_t batch = 1;
+  DType dtype = DType::kFloat16;  ///< kFloat16 or kBFloat16
+  std::size_t byte_limit = 0;     ///< of all blocks; 0 = none
+  int threads = 1;                ///< never changes a result
+};
+
+/// Counters of a sequence; bytes count keys and values in whole blocks.
+struct SequenceStats {
+  std::size_t tokens = 0;    ///< tokens committed (= offset)
+  std::size_t rows_min = 0;  ///< stored rows of global heads
+  std::size_t rows_max = 0;
+  double rows_mean = 0;
+  std::size_t kv_bytes = 0;
+  std::size_t kv_bytes_peak = 0;
+  std::size_t kv_bytes_full = 0;  ///< if every row were kept, without rounding
+  std::uint64_t evictions = 0;    ///< commits that evicted
+  std::uint64_t rows_evicted = 0;
+  std::uint64_t non_finite_scores = 0;
+};
+
+/// The KV cache of one sequence over all attention layers of a model, held
+/// within a policy's budget. Use per micro-batch:
+///
+///   cache.begin(tokens);
+///   for each layer: cache.append(l, keys, values);
+///                   attend(queries, cache.rows(l), ...);
+///   cache.commit();            // or rollback(): as if it had not happened
+///
+/// New rows are borrowed until commit() or rollback(): rows that only pass
+/// through are never copied. Attention sees every stored row and every new
+/// row; only what commit() stores is cut down to the budget.
+class SequenceCache {
+ public:
+  /// Throws Error kInvalidArgument for no layers, a zero size or a bad dtype,
+  /// kMismatch when the policy cannot score these layers.
+  SequenceCache(
+      std::vector<LayerShape> layers,
+      Policy policy,
+      const SequenceOptions& options = {});
+  SequenceCache(const SequenceCache&) = delete;
+  SequenceCache& operator=(const SequenceCache&) = delete;
+  ~SequenceCache();
+
+  /// Opens a micro-batch. Throws Error kInvalidArgument when one is open or
+  /// positions would exceed int32.
+  void begin(std::size_t tokens);
+
+  /// Gives layer `layer` its new rows [batch, kv_heads, tokens, dim] in the
+  /// cache's dtype; scores them. The data must stay valid until commit() or
+  /// rollback(). Throws Error kShape naming both shapes, kInvalidArgument when
+  /// nothing is open or the layer has its rows already.
+  void append(
+      std::size_t layer, const TensorView& keys, const TensorView& values);
+
+  /// Stored rows, and the new ones once they are appended.
+  [[nodiscard]] RowsView rows(std::size_t layer) const;
+
+  /// Stores the micro-batch and evicts down to the budget. All layers or
+  /// none: throws Error kInvalidArgument when a layer has no rows yet,
+  /// kMemoryLimit or std::bad_alloc without memory; the micro-batch is still
+  /// open then and nothing has changed.
+  void commit();
+
+  /// Forgets the open micro-batch; without one it does nothing.
+  void rollback() noexcept;
+
+  /// Forgets everything; the policy stays.
+  void clear() noexcept;
+
+  /// True position of the next token: tokens committed, not rows kept.
+  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
+
+  [[nodiscard]] bool open() const noexcept { return open_; }
+
+  [[nodiscard]] std::size_t layers() const noexcept { return layers_.size(); }
+
+  [[nodiscard]] const LayerShape& layer_shape(std::size_t layer) const;
+  [[nodiscard]] const KVStore& store(std::size_t layer) const;
+
+  [[nodiscard]] const Policy& policy() const noexcept { return policy_; }
+
+  [[nodiscard]] const SequenceOptions& options() const noexcept {
+    return options_;
+  }
+
+  [[nodiscard]] SequenceStats stats() const;
+
+ private:
+  struct Layer;
+  struct GroupPlan;
+
+  void plan_group(GroupPlan& plan) const;
+  void reserve_groups(const std::vector<GroupPlan>& plans);
+  void apply_plan(const GroupPlan& plan) noexcept;
+
+  Policy policy_;
+  SequenceOptions options_;
+  RowPool pool_;
+  std::vector<LayerShape> shapes_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::size_t offset_ = 0;
+  std::size_t open_tokens_ = 0;
+  bool open_ = false;
+  SequenceStats counters_;
+};
+
+}  // namespace qfilters

@@ -1,0 +1,239 @@
+#include "qfilters/calibrator.h"
+
+// Threads would change the order of sums, and fight with the model's own.
+#define EIGEN_DONT_PARALLELIZE
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <Eigen/Core>
+#include <Eigen/Eigenvalues>
+
+#include "qfilters/error.h"
+
+namespace qfilters {
+namespace {
+
+using Eigen::Index;
+using Eigen::MatrixXd;
+using Eigen::VectorXd;
+
+// Rows of one rank update: large enough for Eigen's blocked product, small
+// enough that its cache-dependent splitting never cuts a sum in two, which
+// would make the bytes depend on the machine.
+constexpr std::size_t kBlockRows = 64;
+
+std::string text_of(
+    std::size_t batch, std::size_t heads, std::size_t tokens, std::size_t dim) {
+  return "[" + std::to_string(batch) + ", " + std::to_string(heads) + ", " +
+         std::to_string(tokens) + ", " + std::to_string(dim) + "]";
+}
+
+void check_queries(const TensorView& queries, const QueryShape& shape) {
+  if (queries.dtype != DType::kFloat32) {
+    throw Error(
+        ErrorKind::kShape,
+        std::string("Calibrator::add: queries are ") +
+            to_string(queries.dtype) + ", not float32");
+  }
+  if (queries.heads != shape.query_heads || queries.dim != shape.dim) {
+    throw Error(
+        ErrorKind::kShape,
+        "Calibrator::add: queries are " +
+            text_of(queries.batch, queries.heads, queries.tokens, queries.dim) +
+            ", the layer has query_heads=" + std::to_string(shape.query_heads) +
+            " dim=" + std::to_string(shape.dim));
+  }
+  for (std::size_t b = 0; b < queries.batch; ++b) {
+    for (std::size_t h = 0; h < queries.heads; ++h) {
+      for (std::size_t t = 0; t < queries.tokens; ++t) {
+        const auto* row = static_cast<const float*>(queries.row(b, h, t));
+        if (std::all_of(row, row + queries.dim, [](float x) {
+              return std::isfinite(x);
+            })) {
+          continue;
+        }
+        throw Error(
+            ErrorKind::kInvalidArgument,
+            "Calibrator::add: a query is not finite: batch=" +
+                std::to_string(b) + " head=" + std::to_string(h) +
+                " token=" + std::to_string(t));
+      }
+    }
+  }
+}
+
+// The unit vector that most queries point along, or e_0 without any.
+VectorXd top_direction(
+    const Eigen::Ref<const MatrixXd>& second,
+    const Eigen::Ref<const VectorXd>& sum) {
+  if (second.diagonal().maxCoeff() <= 0.0) {
+    return VectorXd::Unit(second.rows(), 0);
+  }
+  const Eigen::SelfAdjointEigenSolver<MatrixXd> solver(second);
+  if (solver.info() != Eigen::Success) {
+    throw Error(
+        ErrorKind::kRuntime, "Calibrator::finish: eigenvectors not found");
+  }
+  VectorXd direction = solver.eigenvectors().rightCols<1>();
+  // Eigenvectors have no sign of their own; queries that cancel exactly leave
+  // it open, and then the largest component decides.
+  double orientation = direction.dot(sum);
+  if (orientation == 0.0) {
+    Index largest = 0;
+    direction.cwiseAbs().maxCoeff(&largest);
+    orientation = direction[largest];
+  }
+  if (orientation < 0.0) direction = -direction;
+  return direction;
+}
+
+}  // namespace
+
+Calibrator::Calibrator(std::vector<QueryShape> layers) {
+  if (layers.empty()) {
+    throw Error(ErrorKind::kInvalidArgument, "Calibrator: there are no layers");
+  }
+  layers_.reserve(layers.size());
+  for (const QueryShape& shape : layers) {
+    const std::string text =
+        "Calibrator: layer " + std::to_string(layers_.size()) +
+        " has query_heads=" + std::to_string(shape.query_heads) +
+        " kv_heads=" + std::to_string(shape.kv_heads) +
+        " dim=" + std::to_string(shape.dim);
+    if (shape.query_heads == 0 || shape.kv_heads == 0 || shape.dim == 0) {
+      throw Error(ErrorKind::kInvalidArgument, text + ": none may be zero");
+    }
+    if (shape.query_heads % shape.kv_heads != 0) {
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          text + ": query_heads is no multiple of kv_heads");
+    }
+    const Moments zero{
+        std::vector<double>(shape.dim * shape.dim),
+        std::vector<double>(shape.dim)};
+    layers_.push_back(
+        {shape, std::vector<Moments>(shape.query_heads, zero), 0});
+  }
+}
+
+void Calibrator::add(std::size_t layer, const TensorView& queries) {
+  if (layer >= layers_.size()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "Calibrator::add: layer=" + std::to_string(layer) +
+            " with layers=" + std::to_string(layers_.size()));
+  }
+  Layer& target = layers_[layer];
+  check_queries(queries, target.shape);
+
+  const auto dim = static_cast<Index>(queries.dim);
+  const std::size_t block_rows = std::min(kBlockRows, queries.tokens);
+  MatrixXd block(dim, static_cast<Index>(block_rows));  // a column per query
+  for (std::size_t h = 0; h < queries.heads; ++h) {
+    Moments& moments = target.heads[h];
+    Eigen::Map<MatrixXd> second(moments.second.data(), dim, dim);
+    Eigen::Map<VectorXd> sum(moments.sum.data(), dim);
+    for (std::size_t b = 0; b < queries.batch; ++b) {
+      for (std::size_t t = 0; t < queries.tokens; t += block_rows) {
+        const std::size_t rows = std::min(block_rows, queries.tokens - t);
+        for (std::size_t r = 0; r < rows; ++r) {
+          const auto* row = static_cast<const float*>(queries.row(b, h, t + r));
+          block.col(static_cast<Index>(r)) =
+              Eigen::Map<const Eigen::VectorXf>(row, dim).cast<double>();
+        }
+        const auto used = block.leftCols(static_cast<Index>(rows));
+        second.selfadjointView<Eigen::Lower>().rankUpdate(used);
+        sum += used.rowwise().sum();
+      }
+    }
+  }
+  target.rows += std::uint64_t{queries.batch} * queries.tokens;
+}
+
+void Calibrator::merge(const Calibrator& other) {
+  if (other.layers_.size() != layers_.size()) {
+    throw Error(
+        ErrorKind::kShape,
+        "Calibrator::merge: layers=" + std::to_string(other.layers_.size()) +
+            " into layers=" + std::to_string(layers_.size()));
+  }
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    if (other.layers_[l].shape == layers_[l].shape) continue;
+    const auto text = [](const QueryShape& shape) {
+      return "query_heads=" + std::to_string(shape.query_heads) +
+             " kv_heads=" + std::to_string(shape.kv_heads) +
+             " dim=" + std::to_string(shape.dim);
+    };
+    throw Error(
+        ErrorKind::kShape,
+        "Calibrator::merge: layer " + std::to_string(l) + " with " +
+            text(other.layers_[l].shape) + " into " + text(layers_[l].shape));
+  }
+  const auto add_all = [](std::vector<double>& to,
+                          const std::vector<double>& from) {
+    for (std::size_t i = 0; i < to.size(); ++i)
+      to[i] += from[i];
+  };
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    for (std::size_t h = 0; h < layers_[l].heads.size(); ++h) {
+      add_all(layers_[l].heads[h].second, other.layers_[l].heads[h].second);
+      add_all(layers_[l].heads[h].sum, other.layers_[l].heads[h].sum);
+    }
+    layers_[l].rows += other.layers_[l].rows;
+  }
+}
+
+std::uint64_t Calibrator::rows(std::size_t layer) const {
+  if (layer >= layers_.size()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "Calibrator::rows: layer=" + std::to_string(layer) +
+            " with layers=" + std::to_string(layers_.size()));
+  }
+  return layers_[layer].rows;
+}
+
+FilterBank Calibrator::finish(FilterMetadata metadata) const {
+  metadata.n_samples = std::numeric_limits<std::uint64_t>::max();
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    if (layers_[l].rows < 2) {
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          "Calibrator::finish: layer " + std::to_string(l) + " has seen rows=" +
+              std::to_string(layers_[l].rows) + ", at least 2 are needed");
+    }
+    metadata.n_samples = std::min(metadata.n_samples, layers_[l].rows);
+  }
+  std::vector<LayerFilters> filters;
+  filters.reserve(layers_.size());
+  for (const Layer& layer : layers_) {
+    const QueryShape& shape = layer.shape;
+    const auto dim = static_cast<Index>(shape.dim);
+    const std::size_t group = shape.query_heads / shape.kv_heads;
+    std::vector<float> values(shape.kv_heads * shape.dim);
+    for (std::size_t k = 0; k < shape.kv_heads; ++k) {
+      VectorXd mean = VectorXd::Zero(dim);
+      for (std::size_t h = k * group; h < (k + 1) * group; ++h) {
+        const Moments& moments = layer.heads[h];
+        mean += top_direction(
+            Eigen::Map<const MatrixXd>(moments.second.data(), dim, dim),
+            Eigen::Map<const VectorXd>(moments.sum.data(), dim));
+      }
+      mean /= static_cast<double>(group);
+      mean /= std::max(mean.norm(), 1e-12);
+      Eigen::Map<Eigen::VectorXf>(values.data() + k * shape.dim, dim) =
+          mean.cast<float>();
+    }
+    filters.push_back({shape.kv_heads, shape.dim, std::move(values)});
+  }
+  return {std::move(filters), std::move(metadata)};
+}
+
+}  // namespace qfilters

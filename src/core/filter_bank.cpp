@@ -1,0 +1,101 @@
+#include "qfilters/filter_bank.h"
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "qfilters/error.h"
+
+namespace qfilters {
+namespace {
+
+// FNV-1a 64 over little-endian bytes, so that every machine agrees.
+class Fnv1a {
+ public:
+  template <typename T>
+  void add(T value) noexcept {
+    for (std::size_t i = 0; i < sizeof(T); ++i) {
+      hash_ ^= static_cast<std::uint64_t>((value >> (8 * i)) & 0xFFU);
+      hash_ *= 0x100000001B3U;
+    }
+  }
+
+  [[nodiscard]] std::string hex() const {
+    constexpr const char* kDigits = "0123456789abcdef";
+    std::string text(16, '0');
+    for (std::size_t i = 0; i < 16; ++i) {
+      text[i] = kDigits[(hash_ >> (60 - 4 * i)) & 0xFU];
+    }
+    return text;
+  }
+
+ private:
+  std::uint64_t hash_ = 0xCBF29CE484222325U;
+};
+
+void check_layer(const LayerFilters& layer, std::size_t index) {
+  const std::string name = "FilterBank: layer " + std::to_string(index);
+  const std::string shape = "[" + std::to_string(layer.heads) + ", " +
+                            std::to_string(layer.dim) + "]";
+  if (layer.heads == 0 || layer.dim == 0) {
+    throw Error(ErrorKind::kShape, name + " is empty: " + shape);
+  }
+  // Divide rather than multiply: heads * dim may overflow.
+  const std::size_t size = layer.values.size();
+  if (size % layer.dim != 0 || size / layer.dim != layer.heads) {
+    throw Error(
+        ErrorKind::kShape,
+        name + " has " + std::to_string(size) + " values for shape " + shape);
+  }
+  for (std::size_t i = 0; i < size; ++i) {
+    if (!std::isfinite(layer.values[i])) {
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          name + " has the non-finite value " +
+              std::to_string(layer.values[i]) + " in head " +
+              std::to_string(i / layer.dim));
+    }
+  }
+}
+
+}  // namespace
+
+FilterBank::FilterBank(
+    std::vector<LayerFilters> layers, FilterMetadata metadata)
+    : layers_(std::move(layers)), metadata_(std::move(metadata)) {
+  if (layers_.empty()) {
+    throw Error(ErrorKind::kShape, "FilterBank: there are no layers");
+  }
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    check_layer(layers_[i], i);
+  }
+}
+
+const LayerFilters& FilterBank::layer(std::size_t index) const {
+  if (index >= layers_.size()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "FilterBank::layer: index=" + std::to_string(index) +
+            " with layers=" + std::to_string(layers_.size()));
+  }
+  return layers_[index];
+}
+
+std::string FilterBank::fingerprint() const {
+  Fnv1a hash;
+  hash.add(std::uint64_t{layers_.size()});
+  for (const LayerFilters& layer : layers_) {
+    hash.add(std::uint64_t{layer.heads});
+    hash.add(std::uint64_t{layer.dim});
+    for (const float value : layer.values) {
+      hash.add(std::bit_cast<std::uint32_t>(value));
+    }
+  }
+  return hash.hex();
+}
+
+}  // namespace qfilters

@@ -1,0 +1,179 @@
+#include "qfilters/kv_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "qfilters/error.h"
+
+namespace qfilters {
+
+namespace {
+
+constexpr std::size_t blocks_for(std::size_t rows) noexcept {
+  return (rows + kBlockRows - 1) / kBlockRows;
+}
+
+}  // namespace
+
+KVStore::KVStore(RowPool& pool, const RowShape& shape)
+    : pool_(&pool), shape_(shape) {
+  if (shape.batch == 0 || shape.kv_heads == 0 || shape.key_dim == 0 ||
+      shape.value_dim == 0 || shape.dtype == DType::kFloat32) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "KVStore: batch=" + std::to_string(shape.batch) +
+            " kv_heads=" + std::to_string(shape.kv_heads) +
+            " key_dim=" + std::to_string(shape.key_dim) +
+            " value_dim=" + std::to_string(shape.value_dim) +
+            " dtype=" + to_string(shape.dtype) +
+            ": sizes must be positive, the dtype float16 or bfloat16");
+  }
+  groups_.resize(shape.groups());
+}
+
+KVStore::KVStore(KVStore&& other) noexcept
+    : pool_(other.pool_),
+      shape_(other.shape_),
+      groups_(std::exchange(other.groups_, {})) {}
+
+KVStore::~KVStore() {
+  for (const Group& group : groups_) {
+    for (std::byte* block : group.blocks) {
+      pool_->release(block, shape_.block_bytes());
+    }
+  }
+}
+
+std::uint16_t* KVStore::key_slot(
+    const Group& group, std::size_t row) const noexcept {
+  auto* block =
+      reinterpret_cast<std::uint16_t*>(group.blocks[row / kBlockRows]);
+  return block + row % kBlockRows;
+}
+
+std::uint16_t* KVStore::value_slot(
+    const Group& group, std::size_t row) const noexcept {
+  auto* block =
+      reinterpret_cast<std::uint16_t*>(group.blocks[row / kBlockRows]);
+  return block + shape_.key_dim * kBlockRows +
+         (row % kBlockRows) * shape_.value_dim;
+}
+
+void KVStore::reserve(std::size_t group, std::size_t rows) {
+  Group& g = groups_[group];
+  const std::size_t wanted = blocks_for(rows);
+  const std::size_t before = g.blocks.size();
+  g.blocks.reserve(wanted);
+  g.positions.reserve(rows);
+  g.scores.reserve(rows);
+  try {
+    while (g.blocks.size() < wanted) {
+      g.blocks.push_back(pool_->acquire(shape_.block_bytes()));
+    }
+  } catch (...) {
+    while (g.blocks.size() > before) {
+      pool_->release(g.blocks.back(), shape_.block_bytes());
+      g.blocks.pop_back();
+    }
+    throw;
+  }
+}
+
+void KVStore::append(
+    std::size_t group,
+    const TensorView& keys,
+    const TensorView& values,
+    std::span<const std::uint32_t> which,
+    std::int32_t first_position,
+    std::span<const float> scores) noexcept {
+  Group& g = groups_[group];
+  const std::size_t batch = group / shape_.kv_heads;
+  const std::size_t head = group % shape_.kv_heads;
+  for (const std::uint32_t token : which) {
+    const std::size_t row = g.positions.size();
+    const auto* key =
+        static_cast<const std::uint16_t*>(keys.row(batch, head, token));
+    std::uint16_t* slot = key_slot(g, row);
+    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+      slot[d * kBlockRows] = key[d];
+    }
+    std::memcpy(
+        value_slot(g, row),
+        values.row(batch, head, token),
+        shape_.value_dim * sizeof(std::uint16_t));
+    g.positions.push_back(first_position + static_cast<std::int32_t>(token));
+    g.scores.push_back(scores[token]);
+  }
+}
+
+void KVStore::keep(
+    std::size_t group, std::span<const std::uint32_t> kept) noexcept {
+  Group& g = groups_[group];
+  for (std::size_t to = 0; to < kept.size(); ++to) {
+    const std::size_t from = kept[to];
+    if (from == to) continue;
+    const std::uint16_t* key = key_slot(g, from);
+    std::uint16_t* slot = key_slot(g, to);
+    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+      slot[d * kBlockRows] = key[d * kBlockRows];
+    }
+    std::memcpy(
+        value_slot(g, to),
+        value_slot(g, from),
+        shape_.value_dim * sizeof(std::uint16_t));
+    g.positions[to] = g.positions[from];
+    g.scores[to] = g.scores[from];
+  }
+  g.positions.resize(kept.size());
+  g.scores.resize(kept.size());
+}
+
+void KVStore::drop_front_blocks(
+    std::size_t group, std::size_t blocks) noexcept {
+  if (blocks == 0) return;
+  Group& g = groups_[group];
+  const auto count = static_cast<std::ptrdiff_t>(blocks);
+  for (std::size_t i = 0; i < blocks; ++i) {
+    pool_->release(g.blocks[i], shape_.block_bytes());
+  }
+  g.blocks.erase(g.blocks.begin(), g.blocks.begin() + count);
+  const auto rows = static_cast<std::ptrdiff_t>(
+      std::min(blocks * kBlockRows, g.positions.size()));
+  g.positions.erase(g.positions.begin(), g.positions.begin() + rows);
+  g.scores.erase(g.scores.begin(), g.scores.begin() + rows);
+}
+
+void KVStore::shrink(std::size_t group) noexcept {
+  Group& g = groups_[group];
+  while (g.blocks.size() > blocks_for(g.positions.size())) {
+    pool_->release(g.blocks.back(), shape_.block_bytes());
+    g.blocks.pop_back();
+  }
+}
+
+std::size_t KVStore::bytes() const noexcept {
+  std::size_t blocks = 0;
+  for (const Group& group : groups_)
+    blocks += group.blocks.size();
+  return blocks * shape_.block_bytes();
+}
+
+void KVStore::read_key(
+    std::size_t group, std::size_t row, std::uint16_t* out) const noexcept {
+  const std::uint16_t* slot = key_slot(groups_[group], row);
+  for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+    out[d] = slot[d * kBlockRows];
+  }
+}
+
+void KVStore::read_value(
+    std::size_t group, std::size_t row, std::uint16_t* out) const noexcept {
+  std::memcpy(
+      out,
+      value_slot(groups_[group], row),
+      shape_.value_dim * sizeof(std::uint16_t));
+}
+
+}  // namespace qfilters

@@ -1,0 +1,69 @@
+#include "qfilters/policy.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "qfilters/error.h"
+
+namespace qfilters {
+
+namespace {
+
+constexpr std::array<std::string_view, 5> kNames = {
+    "full", "qfilters", "streaming", "knorm", "random"};
+
+}  // namespace
+
+Policy Policy::full() {
+  Policy policy;
+  policy.name_ = kNames[0];
+  return policy;
+}
+
+Policy Policy::make(
+    std::string_view name,
+    const PolicyOptions& options,
+    std::shared_ptr<const FilterBank> filters) {
+  const auto* const known = std::find(kNames.begin(), kNames.end(), name);
+  if (known == kNames.end()) {
+    std::string list;
+    for (const std::string_view each : kNames) {
+      list += (list.empty() ? "" : ", ") + std::string(each);
+    }
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "policy: unknown name '" + std::string(name) + "'; known: " + list);
+  }
+  if (*known == "full") return full();
+  const Protection& protection = options.protection;
+  // Written so that huge values cannot wrap around.
+  if (protection.sinks >= options.budget ||
+      protection.recent >= options.budget - protection.sinks) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "policy: sinks (" + std::to_string(protection.sinks) + ") + recent (" +
+            std::to_string(protection.recent) + ") must be below the budget (" +
+            std::to_string(options.budget) + "), or nothing can be evicted");
+  }
+  Policy policy;
+  policy.name_ = *known;
+  policy.options_ = options;
+  if (*known == "qfilters") {
+    policy.scorer_ = make_qfilters_scorer(std::move(filters), options.sign);
+  } else if (*known == "streaming") {
+    policy.scorer_ = make_streaming_scorer();
+  } else if (*known == "knorm") {
+    policy.scorer_ = make_knorm_scorer();
+  } else {
+    policy.scorer_ = make_random_scorer(options.seed);
+  }
+  return policy;
+}
+
+std::span<const std::string_view> Policy::names() noexcept {
+  return kNames;
+}
+
+}  // namespace qfilters

@@ -1,0 +1,205 @@
+#include "qfilters/scoring.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "qfilters/error.h"
+
+#include "kernels/score_keys.h"
+
+namespace qfilters {
+
+namespace {
+
+kernels::HalfRows head_rows(
+    const char* operation,
+    const TensorView& keys,
+    std::size_t batch,
+    std::size_t head,
+    std::size_t out) {
+  if (keys.dtype == DType::kFloat32 || batch >= keys.batch ||
+      head >= keys.heads || out != keys.tokens) {
+    throw Error(
+        ErrorKind::kShape,
+        std::string(operation) + ": keys " + to_string(keys.dtype) + " [" +
+            std::to_string(keys.batch) + ", " + std::to_string(keys.heads) +
+            ", " + std::to_string(keys.tokens) + ", " +
+            std::to_string(keys.dim) + "], batch=" + std::to_string(batch) +
+            ", head=" + std::to_string(head) +
+            ", scores=" + std::to_string(out) +
+            ": 16-bit rows and one score a row are needed");
+  }
+  return {
+      static_cast<const std::uint16_t*>(keys.row(batch, head, 0)),
+      keys.token_stride,
+      keys.tokens,
+      keys.dim,
+      keys.dtype == DType::kFloat16 ? kernels::Half::kFloat16
+                                    : kernels::Half::kBFloat16};
+}
+
+class QFiltersScorer final : public Scorer {
+ public:
+  QFiltersScorer(std::shared_ptr<const FilterBank> filters, int sign)
+      : filters_(std::move(filters)), sign_(static_cast<float>(sign)) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "qfilters";
+  }
+
+  void check_layer(std::size_t layer, std::size_t kv_heads, std::size_t key_dim)
+      const override {
+    const bool exists = layer < filters_->layers();
+    if (exists && filters_->layer(layer).heads == kv_heads &&
+        filters_->layer(layer).dim == key_dim) {
+      return;
+    }
+    const std::string have =
+        exists ? "[" + std::to_string(filters_->layer(layer).heads) + ", " +
+                     std::to_string(filters_->layer(layer).dim) + "]"
+               : "none (" + std::to_string(filters_->layers()) + " layers)";
+    throw Error(
+        ErrorKind::kMismatch,
+        "qfilters: layer " + std::to_string(layer) +
+            " needs filters [kv_heads, key_dim] = [" +
+            std::to_string(kv_heads) + ", " + std::to_string(key_dim) +
+            "], the filters have " + have);
+  }
+
+  void score(const ScoreInput& in, std::span<float> out) const override {
+    score_projection(
+        in.keys,
+        in.batch,
+        in.kv_head,
+        filters_->layer(in.layer).head(in.kv_head),
+        sign_,
+        out);
+  }
+
+ private:
+  std::shared_ptr<const FilterBank> filters_;
+  float sign_;
+};
+
+class StreamingScorer final : public Scorer {
+ public:
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "streaming";
+  }
+
+  void score(const ScoreInput& in, std::span<float> out) const override {
+    // Positions above 2^24 tie in float32; ties go to the newer row anyway.
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] =
+          static_cast<float>(in.first_position + static_cast<std::int32_t>(i));
+    }
+  }
+};
+
+class KNormScorer final : public Scorer {
+ public:
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "knorm";
+  }
+
+  void score(const ScoreInput& in, std::span<float> out) const override {
+    key_norms(in.keys, in.batch, in.kv_head, out);
+    for (float& score : out)
+      score = -score;
+  }
+};
+
+// splitmix64 (Steele, Lea and Flood, 2014): a bijective mixer.
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x += 0x9E3779B97F4A7C15ULL;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  return x ^ (x >> 31);
+}
+
+class RandomScorer final : public Scorer {
+ public:
+  explicit RandomScorer(std::uint64_t seed) : seed_(seed) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "random";
+  }
+
+  void score(const ScoreInput& in, std::span<float> out) const override {
+    const std::uint64_t head =
+        mix(mix(mix(mix(seed_) + in.layer) + in.batch) + in.kv_head);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const auto position = static_cast<std::uint64_t>(in.first_position) + i;
+      out[i] = static_cast<float>(mix(head + position) >> 40) * 0x1p-24F;
+    }
+  }
+
+ private:
+  std::uint64_t seed_;
+};
+
+}  // namespace
+
+void score_projection(
+    const TensorView& keys,
+    std::size_t batch,
+    std::size_t head,
+    std::span<const float> filter,
+    float sign,
+    std::span<float> out) {
+  const auto rows = head_rows("score", keys, batch, head, out.size());
+  if (filter.size() != keys.dim) {
+    throw Error(
+        ErrorKind::kShape,
+        "score: filter of " + std::to_string(filter.size()) + " for keys of " +
+            std::to_string(keys.dim) + " dimensions");
+  }
+  kernels::project_rows(rows, filter.data(), sign, out.data());
+}
+
+void key_norms(
+    const TensorView& keys,
+    std::size_t batch,
+    std::size_t head,
+    std::span<float> out) {
+  kernels::square_rows(
+      head_rows("key norms", keys, batch, head, out.size()), out.data());
+  for (float& norm : out)
+    norm = std::sqrt(norm);
+}
+
+void Scorer::check_layer(
+    std::size_t /*layer*/,
+    std::size_t /*kv_heads*/,
+    std::size_t /*key_dim*/) const {}
+
+std::shared_ptr<const Scorer> make_qfilters_scorer(
+    std::shared_ptr<const FilterBank> filters, int sign) {
+  if (filters == nullptr) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "qfilters: no filters; make them with `qfilters calibrate`");
+  }
+  if (sign != 1 && sign != -1) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "qfilters: sign must be +1 or -1, got " + std::to_string(sign));
+  }
+  return std::make_shared<QFiltersScorer>(std::move(filters), sign);
+}
+
+std::shared_ptr<const Scorer> make_streaming_scorer() {
+  return std::make_shared<StreamingScorer>();
+}
+
+std::shared_ptr<const Scorer> make_knorm_scorer() {
+  return std::make_shared<KNormScorer>();
+}
+
+std::shared_ptr<const Scorer> make_random_scorer(std::uint64_t seed) {
+  return std::make_shared<RandomScorer>(seed);
+}
+
+}  // namespace qfilters

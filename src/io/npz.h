@@ -1,0 +1,20 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "qfilters/filter_bank.h"
+
+namespace qfilters::io {
+
+/// Reads version 1 of the reference system's `.npz`: `__meta__` (a JSON text)
+/// and `layer_0`, `layer_1`, ... [heads, dim] of any float type, byte and axis
+/// order, stored or deflated; other members are ignored. The result is at most
+/// twice as large as the file (or 1 MiB). Throws Error with the reason.
+[[nodiscard]] FilterBank read_npz(const std::filesystem::path& path);
+
+/// The bytes of such a file, as numpy's `savez` lays its members out. The same
+/// filters give the same bytes. Throws Error kFile for oversized metadata.
+[[nodiscard]] std::string encode_npz(const FilterBank& filters);
+
+}  // namespace qfilters::io
