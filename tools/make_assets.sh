@@ -37,13 +37,20 @@ gemma() {
 gemma.assemble(sys.argv[1], overwrite=True)' "$1"
 }
 
-handbook() {
-  "$python" "$ROOT/tools/handbook_text.py" "$handbook" "$1"
-}
+handbook() (
+  html=$handbook
+  if [[ ! -d $html ]]; then # slim images leave /usr/share/doc out
+    unpacked=$(mktemp -d)
+    trap 'rm -rf "$unpacked"' EXIT
+    (cd "$unpacked" && quietly apt-get download debian-handbook &&
+      dpkg-deb -x ./*.deb .) || exit
+    html=$unpacked$handbook
+  fi
+  "$python" "$ROOT/tools/handbook_text.py" "$html" "$1"
+)
 
 [[ -x $python ]] || die "no .venv: run \`make deps\` first"
 [[ -x $requantize ]] || die "no ${requantize#"$ROOT/"}: run \`make build\` first"
-[[ -d $handbook ]] || die "no $handbook: install Debian's debian-handbook"
 
 lock assets
 mkdir -p "$assets"
