@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "qfilters/sequence_cache.h"
+
+#include "llama/attention_tap.h"
+#include "llama/handles.h"
+#include "llama/model.h"
+#include "llama/session.h"
+
+namespace qfilters::llama {
+
+/// Drives a llama.cpp context of one micro-batch whose attention nodes read a
+/// SequenceCache instead of llama.cpp's cache. Owns the context and the tap;
+/// knows no policy. One sequence at a time, any number in turn.
+class Engine {
+ public:
+  /// Throws Error kInvalidArgument for options out of range, kRuntime when
+  /// llama.cpp cannot create the context.
+  Engine(std::shared_ptr<const Model> model, const SessionOptions& options);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
+  enum class Mode {
+    kCommit,  ///< the micro-batch enters the cache
+    kProbe,   ///< the cache is left as it was; logits are valid all the same
+  };
+
+  /// Runs one micro-batch (1 to chunk tokens) at position cache.offset().
+  /// After the decode either all layers commit or all roll back. Throws Error
+  /// kRuntime when llama.cpp fails, kInvalidArgument for a bad token count or
+  /// a token outside the vocabulary, kMismatch when the cache's layers are not
+  /// the model's, and what the cache throws; the cache is unchanged then.
+  void step(
+      SequenceCache& cache,
+      std::span<const Token> tokens,
+      Logits logits,
+      Mode mode = Mode::kCommit);
+
+  /// Called with the queries of every attention node (calibration); `layer`
+  /// counts the model's layers(). What it throws fails the step.
+  void on_queries(
+      std::function<void(std::size_t layer, const TensorView&)> handler);
+
+  /// Logits of token i of the last step that succeeded, valid until the next.
+  /// Throws Error kInvalidArgument when that step did not ask for them.
+  [[nodiscard]] const float* logits(std::size_t i) const;
+
+  [[nodiscard]] const Model& model() const noexcept { return *model_; }
+
+  [[nodiscard]] std::size_t chunk() const noexcept { return chunk_; }
+
+  [[nodiscard]] double attention_seconds() const noexcept {
+    return attention_seconds_;
+  }
+
+  [[nodiscard]] double eviction_seconds() const noexcept {
+    return eviction_seconds_;
+  }
+
+  /// Bytes of llama.cpp's own cache: one micro-batch, padded.
+  [[nodiscard]] std::size_t native_kv_bytes() const noexcept;
+
+ private:
+  class Step;
+
+  void check_cache(const SequenceCache& cache) const;
+  void on_attention(const AttentionNode& node);
+  void check_cells(const AttentionNode& node, std::size_t window);
+
+  std::shared_ptr<const Model> model_;
+  std::size_t chunk_ = 0;
+  int threads_ = 1;
+  AttentionTap tap_;
+  ContextHandle context_;  // calls tap_
+  std::vector<LayerShape> shapes_;
+  std::vector<std::size_t> slots_;  // by layer number: place in layers()
+  std::function<void(std::size_t, const TensorView&)> on_queries_;
+
+  // Of the step in progress.
+  SequenceCache* cache_ = nullptr;
+  std::size_t layers_done_ = 0;
+  bool global_cells_checked_ = false;
+  bool windowed_cells_checked_ = false;
+
+  // Of the last step.
+  std::size_t logits_begin_ = 0;
+  std::size_t logits_end_ = 0;
+
+  double attention_seconds_ = 0;
+  double eviction_seconds_ = 0;
+};
+
+}  // namespace qfilters::llama
