@@ -27,7 +27,7 @@ class Calibrator {
  public:
   /// Throws Error kInvalidArgument for no layers, a zero size, or query heads
   /// that are no multiple of the KV heads.
-  explicit Calibrator(std::vector<QueryShape> layers);
+  explicit Calibrator(const std::vector<QueryShape>& layers);
 
   /// Adds queries [batch, query_heads, tokens, dim], float32, as attention
   /// multiplies them with keys. Throws Error kShape on another shape or type,
@@ -35,15 +35,18 @@ class Calibrator {
   /// O(heads * tokens * dim^2).
   void add(std::size_t layer, const TensorView& queries);
 
-  /// Adds what another calibrator of the same shapes has seen.
+  /// Adds what another calibrator has seen. Throws Error kShape unless both
+  /// have the same layers; nothing is added then.
   void merge(const Calibrator& other);
 
   /// Query rows per head that layer `layer` has seen.
   [[nodiscard]] std::uint64_t rows(std::size_t layer) const;
 
   /// One unit vector per KV head: the mean of its group's query filters,
-  /// normalised. Throws Error kInvalidArgument when a layer has seen fewer
-  /// than two rows. metadata.n_samples is filled in.
+  /// normalised (zero where these cancel exactly; e_0 for queries that are all
+  /// zero). The same calls give the same bytes; other cuts of the same queries
+  /// change no more than rounding. Throws Error kInvalidArgument when a layer
+  /// has seen fewer than two rows. metadata.n_samples is filled in.
   [[nodiscard]] FilterBank finish(FilterMetadata metadata) const;
 
  private:

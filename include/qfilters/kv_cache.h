@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,24 +35,41 @@ struct AttentionMask {
   std::vector<std::uint8_t> allowed;
 };
 
+/// What one (batch, head) holds: a copy, for diagnosis.
+struct QFiltersState {
+  std::vector<std::uint16_t> keys;      ///< [rows, key_dim], the cache's dtype
+  std::vector<std::uint16_t> values;    ///< [rows, value_dim]
+  std::vector<float> scores;            ///< [rows], sign included
+  std::vector<std::int32_t> positions;  ///< [rows]
+  std::vector<float> filter_dir;        ///< [key_dim]; empty until it is frozen
+};
+
 /// The KV cache of one attention layer with Q-Filters eviction
 /// (arXiv:2503.02812): each key is scored once by its projection on its head's
 /// frozen filter, and what does not fit the budget is evicted after each
 /// update. Survivors keep their true positions; nothing is rotated again.
 ///
+/// Without calibrated filters it falls back to the key-SVD direction: nothing
+/// is evicted until an update brings the rows to qfilters_calib_tokens; then
+/// each head's filter is the main axis of its mean-centred keys, frozen for
+/// good. That finds the axis but not which end of it matters (qfilters_sign
+/// turns it around), and the result depends on which update crosses the
+/// threshold. Prefer filters from `qfilters calibrate`.
+///
 ///   QFiltersKVCache cache(config, filters);
 ///   RowsView rows = cache.update_and_fetch(keys, values);
 ///   attend(queries, rows, {}, out);
 ///
-/// With interval 0 the kept rows do not depend on how tokens are split into
-/// updates. Not thread safe; distinct caches are independent.
+/// With calibrated filters and interval 0 the kept rows do not depend on how
+/// tokens are split into updates. Not thread safe; distinct caches are
+/// independent.
 class QFiltersKVCache {
  public:
   /// `filters` [kv_heads, key_dim] of this layer; see load_filters(). Throws
   /// Error kInvalidArgument (see validate()), also for non-finite filters.
   QFiltersKVCache(const Config& config, LayerFilters filters);
 
-  /// Without filters: an error that names `qfilters calibrate`.
+  /// The key-SVD fallback; KV heads and dims come with the first update.
   explicit QFiltersKVCache(const Config& config);
 
   ~QFiltersKVCache();
@@ -86,6 +104,8 @@ class QFiltersKVCache {
   [[nodiscard]] std::vector<std::int32_t> positions(std::size_t group = 0);
   /// Scores of the stored rows of a group, sign included. Settles first.
   [[nodiscard]] std::vector<float> scores(std::size_t group = 0);
+  /// One state per (batch, head); empty before the first update. Settles first.
+  [[nodiscard]] std::vector<QFiltersState> states();
   /// The stored rows without new ones. Settles first.
   [[nodiscard]] RowsView stored();
 
@@ -94,7 +114,8 @@ class QFiltersKVCache {
   [[nodiscard]] AttentionMask make_mask(
       std::size_t tokens, bool return_array = false, std::size_t window = 0);
 
-  /// 16-bit bytes of the rows kept, all heads, plus the float32 filters.
+  /// 16-bit bytes of the rows kept, all heads, plus the float32 filters once
+  /// they exist.
   [[nodiscard]] std::uint64_t qfilters_kept_bytes() const noexcept;
   /// Bytes if every row had been kept.
   [[nodiscard]] std::uint64_t full_seq_bytes() const noexcept;
@@ -108,6 +129,14 @@ class QFiltersKVCache {
   [[nodiscard]] std::uint64_t nbytes() const noexcept;
   /// Scores that were NaN or infinite; such rows are evicted first (NaN).
   [[nodiscard]] std::uint64_t non_finite_scores() const noexcept;
+
+  /// Everything a later process needs to continue bit for bit, filters of the
+  /// fallback included (calibrated ones by fingerprint). Settles first.
+  [[nodiscard]] std::vector<std::byte> save();
+  /// Continues a saved cache in one with the same config and filters. Throws
+  /// Error kMismatch naming what differs, kFile for damaged data; the cache is
+  /// as before then. Settles first.
+  void restore(std::span<const std::byte> saved);
 
   /// Always false: evicted rows cannot come back.
   [[nodiscard]] static constexpr bool is_trimmable() noexcept { return false; }

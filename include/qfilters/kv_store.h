@@ -92,9 +92,20 @@ class KVStore {
       std::int32_t first_position,
       std::span<const float> scores) noexcept;
 
+  /// One row, as read_key() and read_value() give it; needs reserve(). O(dim).
+  void append_row(
+      std::size_t group,
+      const std::uint16_t* key,
+      const std::uint16_t* value,
+      std::int32_t position,
+      float score) noexcept;
+
   /// Keeps the rows `kept` (ascending indices of stored rows), in place. The
   /// blocks stay with the group, see shrink(). O(rows * dim).
   void keep(std::size_t group, std::span<const std::uint32_t> kept) noexcept;
+
+  /// Replaces the scores of all rows of a group.
+  void set_scores(std::size_t group, std::span<const float> scores) noexcept;
 
   /// Gives the `blocks` oldest blocks back without moving a row: block
   /// boundaries of the others stay where they are.

@@ -38,6 +38,10 @@ class Policy {
       const PolicyOptions& options,
       std::shared_ptr<const FilterBank> filters = nullptr);
 
+  /// With a scorer of one's own; name() is the scorer's. Throws as make().
+  static Policy custom(
+      std::shared_ptr<const Scorer> scorer, const PolicyOptions& options);
+
   /// The names make() knows, in the order they are documented.
   static std::span<const std::string_view> names() noexcept;
 

@@ -32,7 +32,8 @@ class RowPool {
   /// Gives a block back; it stays on the free list until trim().
   void release(std::byte* block, std::size_t block_bytes) noexcept;
 
-  /// Returns every free block to the system.
+  /// Returns every free block to the system; the peak starts again from the
+  /// bytes in use.
   void trim() noexcept;
 
   [[nodiscard]] std::size_t bytes_in_use() const noexcept;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "qfilters/filter_bank.h"
@@ -52,6 +53,12 @@ class Scorer {
   virtual ~Scorer() = default;
 
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+
+  /// Tells scorers of one name apart that score differently (their filters or
+  /// seed, say): what a snapshot is checked against.
+  [[nodiscard]] virtual std::string identity() const {
+    return std::string(name());
+  }
 
   /// Throws Error kMismatch if layer `layer` of a model with these heads and
   /// key dimension cannot be scored (a filter of another model, say).

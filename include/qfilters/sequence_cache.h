@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "qfilters/kv_store.h"
@@ -13,6 +14,8 @@
 #include "qfilters/tensor_view.h"
 
 namespace qfilters {
+
+class ByteReader;
 
 /// One attention layer of a model.
 struct LayerShape {
@@ -94,8 +97,26 @@ class SequenceCache {
   /// Forgets the open micro-batch; without one it does nothing.
   void rollback() noexcept;
 
+  /// Changes the policy between micro-batches: stored rows are scored again by
+  /// its scorer, nothing is evicted before the next commit. Throws Error
+  /// kInvalidArgument while a micro-batch is open, kMismatch as the
+  /// constructor; nothing changes then. O(rows * key_dim).
+  void set_policy(Policy policy);
+
   /// Forgets everything; the policy stays.
   void clear() noexcept;
+
+  /// Everything a later process needs to continue bit for bit: rows, positions,
+  /// scores, offset, counters, and what they belong to (layers, dtype, policy,
+  /// filters). Throws Error kInvalidArgument while a micro-batch is open.
+  /// O(bytes).
+  [[nodiscard]] std::vector<std::byte> save() const;
+
+  /// Continues a saved sequence in a cache of the same layers, dtype and
+  /// policy. Throws Error kMismatch naming what differs, kFile for damaged
+  /// data, kInvalidArgument while a micro-batch is open, kMemoryLimit; the
+  /// cache is as before then.
+  void restore(std::span<const std::byte> saved);
 
   /// True position of the next token: tokens committed, not rows kept.
   [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
@@ -119,6 +140,13 @@ class SequenceCache {
   struct Layer;
   struct GroupPlan;
 
+  /// What save() writes first and restore() insists on, in words.
+  [[nodiscard]] std::vector<std::string> identity() const;
+  [[nodiscard]] std::unique_ptr<Layer> read_layer(
+      ByteReader& in, std::size_t layer, std::size_t offset);
+  void check_policy(const Policy& policy) const;
+  [[nodiscard]] std::vector<float> score_stored(
+      const Scorer& scorer, std::size_t layer, std::size_t group) const;
   void plan_group(GroupPlan& plan) const;
   void reserve_groups(const std::vector<GroupPlan>& plans);
   void apply_plan(const GroupPlan& plan) noexcept;

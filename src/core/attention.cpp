@@ -130,9 +130,12 @@ struct Call {
   // First row that a query at `position` may see, given the window.
   [[nodiscard]] std::size_t first_visible(
       std::size_t group, std::size_t token) const {
-    if (options.window == 0) return 0;
     const std::int64_t position =
         std::int64_t{rows.first_position()} + static_cast<std::int64_t>(token);
+    if (options.window == 0 ||
+        options.window > static_cast<std::size_t>(position)) {
+      return 0;
+    }
     const std::int64_t oldest =
         position - static_cast<std::int64_t>(options.window) + 1;
     const auto stored = rows.store().positions(group);
@@ -217,10 +220,12 @@ void attend(
     const AttentionOptions& options,
     const OutputView& out) {
   check_shapes(queries, rows, out);
-  if (options.threads < 1 || options.soft_cap < 0.0F) {
+  if (options.threads < 1 || options.soft_cap < 0.0F ||
+      !std::isfinite(options.soft_cap) || !std::isfinite(options.scale)) {
     throw Error(
         ErrorKind::kInvalidArgument,
         "attend: threads=" + std::to_string(options.threads) +
+            " scale=" + std::to_string(options.scale) +
             " soft_cap=" + std::to_string(options.soft_cap) + ": out of range");
   }
   if (queries.tokens == 0) return;

@@ -1,6 +1,7 @@
 #include "qfilters/calibrator.h"
 
 // Threads would change the order of sums, and fight with the model's own.
+// NOLINTNEXTLINE(readability-identifier-naming): the name is Eigen's
 #define EIGEN_DONT_PARALLELIZE
 
 #include <algorithm>
@@ -96,7 +97,7 @@ VectorXd top_direction(
 
 }  // namespace
 
-Calibrator::Calibrator(std::vector<QueryShape> layers) {
+Calibrator::Calibrator(const std::vector<QueryShape>& layers) {
   if (layers.empty()) {
     throw Error(ErrorKind::kInvalidArgument, "Calibrator: there are no layers");
   }
@@ -178,8 +179,9 @@ void Calibrator::merge(const Calibrator& other) {
   }
   const auto add_all = [](std::vector<double>& to,
                           const std::vector<double>& from) {
-    for (std::size_t i = 0; i < to.size(); ++i)
+    for (std::size_t i = 0; i < to.size(); ++i) {
       to[i] += from[i];
+    }
   };
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     for (std::size_t h = 0; h < layers_[l].heads.size(); ++h) {

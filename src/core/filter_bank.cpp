@@ -9,33 +9,10 @@
 #include <vector>
 
 #include "qfilters/error.h"
+#include "qfilters/fingerprint.h"
 
 namespace qfilters {
 namespace {
-
-// FNV-1a 64 over little-endian bytes, so that every machine agrees.
-class Fnv1a {
- public:
-  template <typename T>
-  void add(T value) noexcept {
-    for (std::size_t i = 0; i < sizeof(T); ++i) {
-      hash_ ^= static_cast<std::uint64_t>((value >> (8 * i)) & 0xFFU);
-      hash_ *= 0x100000001B3U;
-    }
-  }
-
-  [[nodiscard]] std::string hex() const {
-    constexpr const char* kDigits = "0123456789abcdef";
-    std::string text(16, '0');
-    for (std::size_t i = 0; i < 16; ++i) {
-      text[i] = kDigits[(hash_ >> (60 - 4 * i)) & 0xFU];
-    }
-    return text;
-  }
-
- private:
-  std::uint64_t hash_ = 0xCBF29CE484222325U;
-};
 
 void check_layer(const LayerFilters& layer, std::size_t index) {
   const std::string name = "FilterBank: layer " + std::to_string(index);
@@ -86,7 +63,7 @@ const LayerFilters& FilterBank::layer(std::size_t index) const {
 }
 
 std::string FilterBank::fingerprint() const {
-  Fnv1a hash;
+  Fingerprint hash;
   hash.add(std::uint64_t{layers_.size()});
   for (const LayerFilters& layer : layers_) {
     hash.add(std::uint64_t{layer.heads});

@@ -8,6 +8,7 @@
 #include "qfilters/error.h"
 
 #include "core/half.h"
+#include "core/key_svd.h"
 
 namespace qfilters {
 
@@ -49,34 +50,37 @@ void cast(
   }
 }
 
-Policy make_policy(const Config& config, const LayerFilters& filters) {
+PolicyOptions policy_options(const Config& config) {
   PolicyOptions options;
   options.budget = static_cast<std::size_t>(config.qfilters_budget);
   options.protection.sinks = static_cast<std::size_t>(config.qfilters_n_sink);
   options.protection.recent = static_cast<std::size_t>(config.qfilters_recent);
   options.interval = static_cast<std::size_t>(config.qfilters_interval);
   options.sign = static_cast<int>(config.qfilters_sign);
-  return Policy::make(
-      "qfilters",
-      options,
-      std::make_shared<const FilterBank>(
-          std::vector<LayerFilters>{filters}, FilterMetadata{}));
+  return options;
+}
+
+// One row of a view or of the store as float32.
+void widen(const std::uint16_t* row, DType dtype, std::size_t dim, float* out) {
+  for (std::size_t d = 0; d < dim; ++d) {
+    out[d] =
+        dtype == DType::kFloat16 ? from_float16(row[d]) : from_bfloat16(row[d]);
+  }
 }
 
 }  // namespace
 
 struct QFiltersKVCache::State {
-  State(const Config& c, LayerFilters f)
-      : config(c),
-        filters(std::move(f)),
-        policy(make_policy(config, filters)) {}
+  explicit State(const Config& c) : config(c) {}
 
   Config config;
-  LayerFilters filters;
-  Policy policy;
+  Policy policy = Policy::full();  // until there are filters
+  // Calibrated: [heads, dim]. Fallback: one head per group once it is frozen.
+  std::optional<LayerFilters> filters;
+  bool calibrated = false;
   std::function<void(std::string_view)> warn;
 
-  // Made by the first update, which decides batch, value dim and dtype.
+  // Made by the first update, which decides shapes and dtype.
   std::unique_ptr<SequenceCache> sequence;
   std::vector<std::uint16_t> keys;  // the new rows of the open update
   std::vector<std::uint16_t> values;
@@ -86,7 +90,7 @@ struct QFiltersKVCache::State {
   bool retention_fired = false;
 
   [[nodiscard]] std::size_t groups() const {
-    return sequence->options().batch * filters.heads;
+    return sequence->store(0).shape().groups();
   }
 
   // Rows a group holds once the open update is settled.
@@ -106,28 +110,89 @@ struct QFiltersKVCache::State {
           "update_and_fetch: keys " + describe(keys_in) + " and values " +
               describe(values_in) + " do not belong together");
     }
-    if (keys_in.heads != filters.heads || keys_in.dim != filters.dim) {
+    if (keys_in.heads == 0 || keys_in.dim == 0) {
+      throw Error(
+          ErrorKind::kShape,
+          "update_and_fetch: keys " + describe(keys_in) + " have no heads");
+    }
+    if (calibrated && !sequence &&
+        (keys_in.heads != filters->heads || keys_in.dim != filters->dim)) {
       throw Error(
           ErrorKind::kMismatch,
           "update_and_fetch: keys " + describe(keys_in) +
               " do not fit filters [heads, dim] = [" +
-              std::to_string(filters.heads) + ", " +
-              std::to_string(filters.dim) + "]");
+              std::to_string(filters->heads) + ", " +
+              std::to_string(filters->dim) + "]");
     }
     if (!sequence) return;
-    const std::size_t batch = sequence->options().batch;
-    const std::size_t value_dim = sequence->layer_shape(0).value_dim;
-    if (keys_in.batch != batch || values_in.dim != value_dim) {
+    const RowShape& shape = sequence->store(0).shape();
+    if (keys_in.batch != shape.batch || keys_in.heads != shape.kv_heads ||
+        keys_in.dim != shape.key_dim || values_in.dim != shape.value_dim) {
       throw Error(
           ErrorKind::kShape,
           "update_and_fetch: keys " + describe(keys_in) + " and values " +
-              describe(values_in) + " after batch=" + std::to_string(batch) +
-              " value_dim=" + std::to_string(value_dim));
+              describe(values_in) +
+              " after batch=" + std::to_string(shape.batch) +
+              " heads=" + std::to_string(shape.kv_heads) +
+              " key_dim=" + std::to_string(shape.key_dim) +
+              " value_dim=" + std::to_string(shape.value_dim));
     }
   }
 
   void settle() {
     if (sequence && sequence->open()) sequence->commit();
+  }
+
+  void start(const TensorView& keys_in, const TensorView& values_in) {
+    SequenceOptions options;
+    options.batch = keys_in.batch;
+    options.dtype =
+        keys_in.dtype == DType::kBFloat16 && values_in.dtype == DType::kBFloat16
+            ? DType::kBFloat16
+            : DType::kFloat16;
+    sequence = std::make_unique<SequenceCache>(
+        std::vector<LayerShape>{{keys_in.heads, keys_in.dim, values_in.dim}},
+        policy,
+        options);
+  }
+
+  // The fallback's one decision: filters from all rows seen so far, the
+  // staged ones included.
+  void freeze_if_due(std::size_t tokens) {
+    const KVStore& store = sequence->store(0);
+    const RowShape& shape = store.shape();
+    const std::size_t stored = store.rows(0);
+    const std::size_t rows = stored + tokens;
+    if (filters ||
+        rows < static_cast<std::size_t>(config.qfilters_calib_tokens))
+      return;
+    LayerFilters found{shape.groups(), shape.key_dim, {}};
+    std::vector<float> observed(rows * shape.key_dim);
+    std::vector<std::uint16_t> key(shape.key_dim);
+    for (std::size_t g = 0; g < shape.groups(); ++g) {
+      for (std::size_t r = 0; r < rows; ++r) {
+        const std::uint16_t* row = key.data();
+        if (r < stored) {
+          store.read_key(g, r, key.data());
+        } else {
+          row = keys.data() + (g * tokens + r - stored) * shape.key_dim;
+        }
+        widen(
+            row,
+            shape.dtype,
+            shape.key_dim,
+            observed.data() + r * shape.key_dim);
+      }
+      const auto direction = key_direction(observed, rows, shape.key_dim);
+      found.values.insert(
+          found.values.end(), direction.begin(), direction.end());
+    }
+    Policy frozen = Policy::custom(
+        make_group_scorer(found.values, static_cast<int>(config.qfilters_sign)),
+        policy_options(config));
+    sequence->set_policy(frozen);
+    policy = std::move(frozen);
+    filters = std::move(found);
   }
 
   // Fires at most once; the update is complete by now.
@@ -152,17 +217,20 @@ struct QFiltersKVCache::State {
   }
 };
 
-QFiltersKVCache::QFiltersKVCache(const Config& config, LayerFilters filters) {
-  validate(config);
-  state_ = std::make_unique<State>(config, std::move(filters));
-}
-
 QFiltersKVCache::QFiltersKVCache(const Config& config) {
   validate(config);
-  throw Error(
-      ErrorKind::kInvalidArgument,
-      "QFiltersKVCache: no filters; make them for your model with "
-      "`qfilters calibrate` and read them with load_filters()");
+  state_ = std::make_unique<State>(config);
+}
+
+QFiltersKVCache::QFiltersKVCache(const Config& config, LayerFilters filters)
+    : QFiltersKVCache(config) {
+  state_->policy = Policy::make(
+      "qfilters",
+      policy_options(config),
+      std::make_shared<const FilterBank>(
+          std::vector<LayerFilters>{filters}, FilterMetadata{}));
+  state_->filters = std::move(filters);
+  state_->calibrated = true;
 }
 
 QFiltersKVCache::~QFiltersKVCache() = default;
@@ -174,23 +242,13 @@ RowsView QFiltersKVCache::update_and_fetch(
     const TensorView& keys, const TensorView& values) {
   State& s = *state_;
   s.check(keys, values);
-  if (!s.sequence) {
-    SequenceOptions options;
-    options.batch = keys.batch;
-    options.dtype =
-        keys.dtype == DType::kBFloat16 && values.dtype == DType::kBFloat16
-            ? DType::kBFloat16
-            : DType::kFloat16;
-    s.sequence = std::make_unique<SequenceCache>(
-        std::vector<LayerShape>{{keys.heads, keys.dim, values.dim}},
-        s.policy,
-        options);
-  }
+  if (!s.sequence) s.start(keys, values);
   s.settle();
   SequenceCache& sequence = *s.sequence;
   const DType dtype = sequence.options().dtype;
   cast(keys, dtype, s.keys);
   cast(values, dtype, s.values);
+  s.freeze_if_due(keys.tokens);
   sequence.begin(keys.tokens);
   try {
     sequence.append(
@@ -260,6 +318,31 @@ std::vector<float> QFiltersKVCache::scores(std::size_t group) {
   return {out.begin(), out.end()};
 }
 
+std::vector<QFiltersState> QFiltersKVCache::states() {
+  state_->settle();
+  std::vector<QFiltersState> out(empty() ? 0 : state_->groups());
+  for (std::size_t g = 0; g < out.size(); ++g) {
+    const KVStore& store = state_->sequence->store(0);
+    const RowShape& shape = store.shape();
+    QFiltersState& state = out[g];
+    const auto positions = store.positions(g);
+    const auto scores = store.scores(g);
+    state.positions.assign(positions.begin(), positions.end());
+    state.scores.assign(scores.begin(), scores.end());
+    state.keys.resize(positions.size() * shape.key_dim);
+    state.values.resize(positions.size() * shape.value_dim);
+    for (std::size_t r = 0; r < positions.size(); ++r) {
+      store.read_key(g, r, state.keys.data() + r * shape.key_dim);
+      store.read_value(g, r, state.values.data() + r * shape.value_dim);
+    }
+    if (state_->filters) {
+      const auto filter = state_->filters->head(g % state_->filters->heads);
+      state.filter_dir.assign(filter.begin(), filter.end());
+    }
+  }
+  return out;
+}
+
 RowsView QFiltersKVCache::stored() {
   check_group(0, empty() ? 0 : state_->groups());
   state_->settle();
@@ -272,30 +355,35 @@ AttentionMask QFiltersKVCache::make_mask(
   AttentionMask mask;
   const bool fresh = empty();
   if (tokens == 1 && window == 0) return mask;
-  if (fresh && !return_array && (window == 0 || tokens <= window)) {
-    mask.kind =
-        tokens == 1 ? AttentionMask::Kind::kNone : AttentionMask::Kind::kCausal;
+  if (fresh && !return_array && window == 0) {
+    mask.kind = AttentionMask::Kind::kCausal;
     return mask;
   }
   mask.kind = AttentionMask::Kind::kArray;
-  mask.batch = fresh ? 1 : state_->sequence->options().batch;
+  const KVStore* store = fresh ? nullptr : &state_->sequence->store(0);
+  mask.batch = fresh ? 1 : store->shape().batch;
   mask.queries = tokens;
-  const std::size_t stored = state_->rows_kept();
-  mask.keys = stored + tokens;
+  mask.keys = state_->rows_kept() + tokens;
   mask.allowed.reserve(mask.batch * tokens * mask.keys);
   const auto first = static_cast<std::int64_t>(state_->offset);
-  const auto span = static_cast<std::int64_t>(window);
+  std::vector<std::int64_t> keys;
   for (std::size_t b = 0; b < mask.batch; ++b) {
+    // Head 0 stands for all heads of a batch element: every stored row is
+    // older than the queries, so heads differ through a window only.
+    keys.clear();
+    if (!fresh) {
+      const auto stored = store->positions(b * store->shape().kv_heads);
+      keys.assign(stored.begin(), stored.end());
+    }
+    for (std::size_t t = 0; t < tokens; ++t) {
+      keys.push_back(first + static_cast<std::int64_t>(t));
+    }
     for (std::size_t q = 0; q < tokens; ++q) {
       const std::int64_t query = first + static_cast<std::int64_t>(q);
-      for (std::size_t k = 0; k < mask.keys; ++k) {
-        // Head 0 stands for all heads of a batch element: every stored row is
-        // older than the queries, so heads differ through a window only.
-        const std::int64_t key =
-            k < stored ? state_->sequence->store(0).positions(
-                             b * state_->filters.heads)[k]
-                       : first + static_cast<std::int64_t>(k - stored);
-        const bool seen = key <= query && (window == 0 || query < key + span);
+      for (const std::int64_t key : keys) {
+        const bool seen =
+            key <= query &&
+            (window == 0 || static_cast<std::size_t>(query - key) < window);
         mask.allowed.push_back(seen ? 1 : 0);
       }
     }
@@ -305,7 +393,9 @@ AttentionMask QFiltersKVCache::make_mask(
 
 std::uint64_t QFiltersKVCache::qfilters_kept_bytes() const noexcept {
   if (empty()) return 0;
-  return nbytes() + state_->groups() * state_->filters.dim * sizeof(float);
+  const std::size_t filter_bytes =
+      state_->filters ? state_->filters->dim * sizeof(float) : 0;
+  return nbytes() + state_->groups() * filter_bytes;
 }
 
 std::uint64_t QFiltersKVCache::full_seq_bytes() const noexcept {

@@ -88,24 +88,34 @@ void KVStore::append(
     std::span<const std::uint32_t> which,
     std::int32_t first_position,
     std::span<const float> scores) noexcept {
-  Group& g = groups_[group];
   const std::size_t batch = group / shape_.kv_heads;
   const std::size_t head = group % shape_.kv_heads;
   for (const std::uint32_t token : which) {
-    const std::size_t row = g.positions.size();
-    const auto* key =
-        static_cast<const std::uint16_t*>(keys.row(batch, head, token));
-    std::uint16_t* slot = key_slot(g, row);
-    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
-      slot[d * kBlockRows] = key[d];
-    }
-    std::memcpy(
-        value_slot(g, row),
-        values.row(batch, head, token),
-        shape_.value_dim * sizeof(std::uint16_t));
-    g.positions.push_back(first_position + static_cast<std::int32_t>(token));
-    g.scores.push_back(scores[token]);
+    append_row(
+        group,
+        static_cast<const std::uint16_t*>(keys.row(batch, head, token)),
+        static_cast<const std::uint16_t*>(values.row(batch, head, token)),
+        first_position + static_cast<std::int32_t>(token),
+        scores[token]);
   }
+}
+
+void KVStore::append_row(
+    std::size_t group,
+    const std::uint16_t* key,
+    const std::uint16_t* value,
+    std::int32_t position,
+    float score) noexcept {
+  Group& g = groups_[group];
+  const std::size_t row = g.positions.size();
+  std::uint16_t* slot = key_slot(g, row);
+  for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+    slot[d * kBlockRows] = key[d];
+  }
+  std::memcpy(
+      value_slot(g, row), value, shape_.value_dim * sizeof(std::uint16_t));
+  g.positions.push_back(position);
+  g.scores.push_back(score);
 }
 
 void KVStore::keep(
@@ -128,6 +138,11 @@ void KVStore::keep(
   }
   g.positions.resize(kept.size());
   g.scores.resize(kept.size());
+}
+
+void KVStore::set_scores(
+    std::size_t group, std::span<const float> scores) noexcept {
+  std::copy(scores.begin(), scores.end(), groups_[group].scores.begin());
 }
 
 void KVStore::drop_front_blocks(

@@ -37,28 +37,35 @@ Policy Policy::make(
         "policy: unknown name '" + std::string(name) + "'; known: " + list);
   }
   if (*known == "full") return full();
+  if (*known == "qfilters") {
+    return custom(
+        make_qfilters_scorer(std::move(filters), options.sign), options);
+  }
+  if (*known == "streaming") return custom(make_streaming_scorer(), options);
+  if (*known == "knorm") return custom(make_knorm_scorer(), options);
+  return custom(make_random_scorer(options.seed), options);
+}
+
+Policy Policy::custom(
+    std::shared_ptr<const Scorer> scorer, const PolicyOptions& options) {
   const Protection& protection = options.protection;
   // Written so that huge values cannot wrap around.
-  if (protection.sinks >= options.budget ||
+  if (scorer == nullptr || protection.sinks >= options.budget ||
       protection.recent >= options.budget - protection.sinks) {
     throw Error(
         ErrorKind::kInvalidArgument,
-        "policy: sinks (" + std::to_string(protection.sinks) + ") + recent (" +
-            std::to_string(protection.recent) + ") must be below the budget (" +
-            std::to_string(options.budget) + "), or nothing can be evicted");
+        scorer == nullptr
+            ? "policy: no scorer"
+            : "policy: sinks (" + std::to_string(protection.sinks) +
+                  ") + recent (" + std::to_string(protection.recent) +
+                  ") must be below the budget (" +
+                  std::to_string(options.budget) +
+                  "), or nothing can be evicted");
   }
   Policy policy;
-  policy.name_ = *known;
+  policy.name_ = scorer->name();
+  policy.scorer_ = std::move(scorer);
   policy.options_ = options;
-  if (*known == "qfilters") {
-    policy.scorer_ = make_qfilters_scorer(std::move(filters), options.sign);
-  } else if (*known == "streaming") {
-    policy.scorer_ = make_streaming_scorer();
-  } else if (*known == "knorm") {
-    policy.scorer_ = make_knorm_scorer();
-  } else {
-    policy.scorer_ = make_random_scorer(options.seed);
-  }
   return policy;
 }
 

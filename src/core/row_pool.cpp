@@ -21,11 +21,13 @@ RowPool::~RowPool() {
 
 std::byte* RowPool::acquire(std::size_t block_bytes) {
   const std::lock_guard lock(mutex_);
-  if (byte_limit_ != 0 && in_use_ + block_bytes > byte_limit_) {
+  // in_use_ never exceeds the limit; written so that nothing wraps around.
+  if (byte_limit_ != 0 && block_bytes > byte_limit_ - in_use_) {
     throw Error(
         ErrorKind::kMemoryLimit,
-        "row pool: " + std::to_string(in_use_ + block_bytes) +
-            " bytes would exceed the limit of " + std::to_string(byte_limit_));
+        "row pool: " + std::to_string(block_bytes) + " bytes more than the " +
+            std::to_string(in_use_) + " in use would exceed the limit of " +
+            std::to_string(byte_limit_));
   }
   FreeList& list = free_[block_bytes];
   std::byte* block = nullptr;
@@ -61,6 +63,7 @@ void RowPool::trim() noexcept {
     list.blocks.clear();
   }
   free_bytes_ = 0;
+  peak_ = in_use_;
 }
 
 std::size_t RowPool::bytes_in_use() const noexcept {

@@ -49,6 +49,10 @@ class QFiltersScorer final : public Scorer {
     return "qfilters";
   }
 
+  [[nodiscard]] std::string identity() const override {
+    return "qfilters " + filters_->fingerprint() + (sign_ < 0 ? " -" : " +");
+  }
+
   void check_layer(std::size_t layer, std::size_t kv_heads, std::size_t key_dim)
       const override {
     const bool exists = layer < filters_->layers();
@@ -122,6 +126,10 @@ std::uint64_t mix(std::uint64_t x) noexcept {
 class RandomScorer final : public Scorer {
  public:
   explicit RandomScorer(std::uint64_t seed) : seed_(seed) {}
+
+  [[nodiscard]] std::string identity() const override {
+    return "random " + std::to_string(seed_);
+  }
 
   [[nodiscard]] std::string_view name() const noexcept override {
     return "random";

@@ -10,19 +10,9 @@
 
 #include "qfilters/error.h"
 
+#include "core/sequence_layer.h"
+
 namespace qfilters {
-
-struct SequenceCache::Layer {
-  Layer(RowPool& pool, const RowShape& shape) : store(pool, shape) {}
-
-  KVStore store;
-  // The open micro-batch.
-  bool appended = false;
-  TensorView keys;
-  TensorView values;
-  std::vector<float> scores;  // [groups, tokens]
-  std::uint64_t non_finite = 0;
-};
 
 // What one commit does to one group.
 struct SequenceCache::GroupPlan {
@@ -73,11 +63,8 @@ SequenceCache::SequenceCache(
             " threads=" + std::to_string(options.threads) +
             ": both must be positive");
   }
-  for (std::size_t l = 0; l < shapes_.size(); ++l) {
-    const LayerShape& shape = shapes_[l];
-    if (policy_.bounded() && shape.window == 0) {
-      policy_.scorer()->check_layer(l, shape.kv_heads, shape.key_dim);
-    }
+  check_policy(policy_);
+  for (const LayerShape& shape : shapes_) {
     layers_.push_back(std::make_unique<Layer>(
         pool_,
         RowShape{
@@ -90,6 +77,74 @@ SequenceCache::SequenceCache(
 }
 
 SequenceCache::~SequenceCache() = default;
+
+void SequenceCache::check_policy(const Policy& policy) const {
+  if (!policy.bounded()) return;
+  for (std::size_t l = 0; l < shapes_.size(); ++l) {
+    if (shapes_[l].window != 0) continue;
+    policy.scorer()->check_layer(l, shapes_[l].kv_heads, shapes_[l].key_dim);
+  }
+}
+
+void SequenceCache::set_policy(Policy policy) {
+  if (open_) {
+    throw Error(
+        ErrorKind::kInvalidArgument, "set_policy: a micro-batch is open");
+  }
+  check_policy(policy);
+  std::vector<std::vector<float>> scores;
+  for (std::size_t l = 0; policy.bounded() && l < layers_.size(); ++l) {
+    for (std::size_t g = 0; g < layers_[l]->store.shape().groups(); ++g) {
+      scores.push_back(
+          shapes_[l].window != 0 ? std::vector<float>{}
+                                 : score_stored(*policy.scorer(), l, g));
+    }
+  }
+  policy_ = std::move(policy);
+  auto next = scores.begin();
+  for (std::size_t l = 0; policy_.bounded() && l < layers_.size(); ++l) {
+    for (std::size_t g = 0; g < layers_[l]->store.shape().groups(); ++g) {
+      layers_[l]->store.set_scores(g, *next++);
+    }
+  }
+}
+
+std::vector<float> SequenceCache::score_stored(
+    const Scorer& scorer, std::size_t layer, std::size_t group) const {
+  const KVStore& store = layers_[layer]->store;
+  const RowShape& shape = store.shape();
+  const auto positions = store.positions(group);
+  std::vector<std::uint16_t> keys(positions.size() * shape.key_dim);
+  for (std::size_t r = 0; r < positions.size(); ++r) {
+    store.read_key(group, r, keys.data() + r * shape.key_dim);
+  }
+  std::vector<float> scores(positions.size());
+  // A scorer sees runs of consecutive positions, as when rows enter.
+  for (std::size_t begin = 0, end = 0; begin < positions.size(); begin = end) {
+    const auto gap = [](std::int32_t a, std::int32_t b) { return b != a + 1; };
+    const auto from = positions.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto last = std::adjacent_find(from, positions.end(), gap);
+    end = last == positions.end()
+              ? positions.size()
+              : static_cast<std::size_t>(last - positions.begin()) + 1;
+    TensorView run = TensorView::dense(
+        keys.data() + begin * shape.key_dim,
+        shape.dtype,
+        shape.batch,
+        shape.kv_heads,
+        end - begin,
+        shape.key_dim);
+    run.batch_stride = run.head_stride = 0;  // one group stands for all
+    scorer.score(
+        {layer,
+         group / shape.kv_heads,
+         group % shape.kv_heads,
+         run,
+         positions[begin]},
+        std::span(scores).subspan(begin, end - begin));
+  }
+  return scores;
+}
 
 void SequenceCache::begin(std::size_t tokens) {
   constexpr auto kMaxPosition =

@@ -9,8 +9,8 @@ namespace qfilters::io {
 
 /// Reads version 1 of the reference system's `.npz`: `__meta__` (a JSON text)
 /// and `layer_0`, `layer_1`, ... [heads, dim] of any float type, byte and axis
-/// order, stored or deflated; other members are ignored. The result is at most
-/// twice as large as the file (or 1 MiB). Throws Error with the reason.
+/// order, stored or deflated; other members are ignored. The filters take at
+/// most three times the file's size (or 1 MiB). Throws Error with the reason.
 [[nodiscard]] FilterBank read_npz(const std::filesystem::path& path);
 
 /// The bytes of such a file, as numpy's `savez` lays its members out. The same

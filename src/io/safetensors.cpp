@@ -206,8 +206,9 @@ FilterBank read_safetensors(const std::filesystem::path& path) {
     std::vector<float> values(shape.heads * shape.dim);
     read_exactly(file, values.data(), values.size() * sizeof(float));
     if (negated) {
-      for (float& value : values)
+      for (float& value : values) {
         value = -value;
+      }
     }
     layers.push_back({shape.heads, shape.dim, std::move(values)});
   }

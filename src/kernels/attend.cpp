@@ -9,6 +9,8 @@
 // After highway.h: it is included once per target.
 #include <hwy/contrib/math/math-inl.h>
 
+#include "kernels/load_half-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 
 namespace qfilters::kernels::HWY_NAMESPACE {
@@ -32,7 +34,7 @@ HWY_INLINE Vec load(const float* data) {
 
 template <typename T>
 HWY_INLINE Vec load(const T* data) {
-  return hn::PromoteTo(Tag(), hn::LoadU(hn::Rebind<T, Tag>(), data));
+  return load_half(Tag(), data);
 }
 
 // scores[i][row] = query i . key row, one chain of multiply-adds over the
@@ -144,6 +146,24 @@ HWY_INLINE void add_values(
   }
 }
 
+// The same for one query and rows that its neighbours may not see. Not
+// inlined: it is rare, and compiling it into every caller takes minutes.
+template <typename T>
+HWY_NOINLINE void add_alone(
+    const float* weights,
+    std::size_t begin,
+    std::size_t end,
+    const T* values,
+    std::size_t value_stride,
+    float& correction,
+    float* out,
+    std::size_t out_stride) {
+  if (begin >= end) return;
+  add_values<1>(
+      weights, begin, end, values, value_stride, &correction, out, out_stride);
+  correction = 1.0F;
+}
+
 // The running state of one query's online softmax.
 struct Softmax {
   float max;
@@ -212,25 +232,29 @@ HWY_NOINLINE void attend_group(
     const T* keys,
     const T* values,
     std::size_t value_stride) {
-  std::size_t begin = kTileRows;
-  std::size_t end = 0;
+  // Each query's rows of this tile, and those that all of them see.
   std::size_t from[kN];
   std::size_t to[kN];
+  std::size_t begin = 0;
+  std::size_t end = kTileRows;
+  bool any = false;
   for (std::size_t i = 0; i < kN; ++i) {
     const std::size_t first = task.first[query + i];
     const std::size_t last = task.last[query + i];
     from[i] = std::min(std::max(first, first_row) - first_row, kTileRows);
     to[i] = std::min(std::max(last, first_row) - first_row, kTileRows);
-    if (from[i] >= to[i]) continue;
-    begin = std::min(begin, from[i]);
-    end = std::max(end, to[i]);
+    begin = std::max(begin, from[i]);
+    end = std::min(end, to[i]);
+    any = any || from[i] < to[i];
   }
-  if (begin >= end) return;
+  if (!any) return;
+  if (begin >= end) begin = end = kTileRows;
   HWY_ALIGN float scores[kN * kTileRows];
   float correction[kN];
   multiply_keys<kN>(
       task.query + query * task.key_dim, task.key_dim, keys, scores);
   for (std::size_t i = 0; i < kN; ++i) {
+    if (from[i] >= to[i]) continue;
     correction[i] = update_softmax(
         scores + i * kTileRows,
         from[i],
@@ -238,15 +262,43 @@ HWY_NOINLINE void attend_group(
         task.soft_cap,
         work.state[query + i]);
   }
-  add_values<kN>(
-      scores,
-      begin,
-      end,
-      values,
-      value_stride,
-      correction,
-      work.out + query * work.out_stride,
-      work.out_stride);
+  // A row that a query does not see must not reach it, not even as zero times
+  // infinity: rows that only some queries see are added one query at a time.
+  float* const out = work.out + query * work.out_stride;
+  for (std::size_t i = 0; i < kN; ++i) {
+    add_alone(
+        scores + i * kTileRows,
+        from[i],
+        std::min(begin, to[i]),
+        values,
+        value_stride,
+        correction[i],
+        out + i * work.out_stride,
+        work.out_stride);
+  }
+  if (begin < end) {
+    add_values<kN>(
+        scores,
+        begin,
+        end,
+        values,
+        value_stride,
+        correction,
+        out,
+        work.out_stride);
+    std::fill_n(correction, kN, 1.0F);
+  }
+  for (std::size_t i = 0; i < kN; ++i) {
+    add_alone(
+        scores + i * kTileRows,
+        end,
+        to[i],
+        values,
+        value_stride,
+        correction[i],
+        out + i * work.out_stride,
+        work.out_stride);
+  }
 }
 
 template <typename T>

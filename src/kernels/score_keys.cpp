@@ -6,6 +6,8 @@
 #define HWY_TARGET_INCLUDE "kernels/score_keys.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+// After highway.h: it is included once per target.
+#include "kernels/load_half-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 
@@ -18,13 +20,6 @@ using Lanes = hn::CappedTag<float, kSums>;
 constexpr std::size_t kLanes = hn::MaxLanes(Lanes());
 constexpr std::size_t kVectors = kSums / kLanes;
 
-template <typename T>
-HWY_INLINE hn::Vec<Lanes> load_half(const std::uint16_t* data) {
-  const hn::Rebind<T, Lanes> half;
-  return hn::PromoteTo(
-      Lanes(), hn::LoadU(half, reinterpret_cast<const T*>(data)));
-}
-
 // The order of additions below is the contract (score_keys.h).
 template <typename T, bool kSquare>
 HWY_INLINE float dot(
@@ -35,7 +30,7 @@ HWY_INLINE float dot(
     sum = hn::Zero(d);
   const auto add = [&](const std::uint16_t* key, const float* other) HWY_ATTR {
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const auto k = load_half<T>(key + v * kLanes);
+      const auto k = load_half(d, reinterpret_cast<const T*>(key + v * kLanes));
       const auto o = kSquare ? k : hn::LoadU(d, other + v * kLanes);
       sums[v] = hn::Add(sums[v], hn::Mul(k, o));
     }

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "qfilters/sequence_cache.h"
+
+namespace qfilters {
+
+/// A layer's stored rows and what the open micro-batch brought for it.
+struct SequenceCache::Layer {
+  Layer(RowPool& pool, const RowShape& shape) : store(pool, shape) {}
+
+  KVStore store;
+  // The open micro-batch.
+  bool appended = false;
+  TensorView keys;
+  TensorView values;
+  std::vector<float> scores;  // [groups, tokens]
+  std::uint64_t non_finite = 0;
+};
+
+}  // namespace qfilters

@@ -1,0 +1,173 @@
+// save() and restore() of a SequenceCache.
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "qfilters/error.h"
+#include "qfilters/sequence_cache.h"
+
+#include "core/byte_io.h"
+#include "core/sequence_layer.h"
+
+namespace qfilters {
+
+namespace {
+
+void write_group(ByteWriter& out, const KVStore& store, std::size_t group) {
+  const auto positions = store.positions(group);
+  const RowShape& shape = store.shape();
+  out.put(std::uint64_t{positions.size()});
+  out.put_array(positions);
+  out.put_array(store.scores(group));
+  std::vector<std::uint16_t> row(std::max(shape.key_dim, shape.value_dim));
+  for (std::size_t r = 0; r < positions.size(); ++r) {
+    store.read_key(group, r, row.data());
+    out.put_array<std::uint16_t>(std::span(row).first(shape.key_dim));
+    store.read_value(group, r, row.data());
+    out.put_array<std::uint16_t>(std::span(row).first(shape.value_dim));
+  }
+}
+
+// Positions must be what a run could have left, or later code would trip.
+void check_positions(
+    const std::vector<std::int32_t>& positions,
+    std::size_t offset,
+    std::size_t window) {
+  const auto unordered = std::adjacent_find(
+      positions.begin(), positions.end(), std::greater_equal<>());
+  bool sound = unordered == positions.end() &&
+               (positions.empty() || positions.front() >= 0) &&
+               (positions.empty() ||
+                static_cast<std::size_t>(positions.back()) < offset);
+  if (window != 0 && sound) {  // the newest tokens, from a block's start
+    const std::size_t first = offset - positions.size();
+    sound = first % kBlockRows == 0 &&
+            positions.size() >= std::min(offset, window - 1) &&
+            (positions.empty() ||
+             static_cast<std::size_t>(positions.front()) == first);
+  }
+  if (!sound) {
+    throw Error(
+        ErrorKind::kFile, "restore: the positions of the rows make no sense");
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> SequenceCache::identity() const {
+  std::vector<std::string> out;
+  const PolicyOptions& options = policy_.options();
+  out.push_back("policy " + std::string(policy_.name()));
+  if (policy_.bounded()) {
+    out.push_back("scorer " + policy_.scorer()->identity());
+    out.push_back("budget " + std::to_string(options.budget));
+    out.push_back("sinks " + std::to_string(options.protection.sinks));
+    out.push_back("recent " + std::to_string(options.protection.recent));
+    out.push_back("interval " + std::to_string(options.interval));
+  }
+  out.push_back(std::string("dtype ") + to_string(options_.dtype));
+  out.push_back("batch " + std::to_string(options_.batch));
+  out.push_back("layers " + std::to_string(shapes_.size()));
+  for (const LayerShape& shape : shapes_) {
+    out.push_back(
+        "layer of kv_heads=" + std::to_string(shape.kv_heads) +
+        " key_dim=" + std::to_string(shape.key_dim) +
+        " value_dim=" + std::to_string(shape.value_dim) +
+        " window=" + std::to_string(shape.window));
+  }
+  return out;
+}
+
+std::vector<std::byte> SequenceCache::save() const {
+  if (open_) {
+    throw Error(ErrorKind::kInvalidArgument, "save: a micro-batch is open");
+  }
+  ByteWriter out;
+  const auto words = identity();
+  out.put(std::uint64_t{words.size()});
+  for (const std::string& word : words)
+    out.put_text(word);
+  out.put(std::uint64_t{offset_});
+  out.put(counters_.evictions);
+  out.put(counters_.rows_evicted);
+  out.put(counters_.non_finite_scores);
+  for (const auto& layer : layers_) {
+    for (std::size_t g = 0; g < layer->store.shape().groups(); ++g) {
+      write_group(out, layer->store, g);
+    }
+  }
+  return out.take();
+}
+
+std::unique_ptr<SequenceCache::Layer> SequenceCache::read_layer(
+    ByteReader& in, std::size_t layer, std::size_t offset) {
+  const RowShape& shape = layers_[layer]->store.shape();
+  auto out = std::make_unique<Layer>(pool_, shape);
+  for (std::size_t g = 0; g < shape.groups(); ++g) {
+    const auto rows = in.get<std::uint64_t>();
+    const auto positions = in.get_array<std::int32_t>(rows);
+    const auto scores = in.get_array<float>(rows);
+    check_positions(positions, offset, shapes_[layer].window);
+    if (positions.size() > in.left() / shape.row_bytes()) {
+      throw Error(
+          ErrorKind::kFile,
+          "restore: " + std::to_string(positions.size()) +
+              " rows are announced, but their data is missing");
+    }
+    out->store.reserve(g, positions.size());
+    for (std::size_t r = 0; r < positions.size(); ++r) {
+      const auto key = in.get_array<std::uint16_t>(shape.key_dim);
+      const auto value = in.get_array<std::uint16_t>(shape.value_dim);
+      out->store.append_row(
+          g, key.data(), value.data(), positions[r], scores[r]);
+    }
+  }
+  return out;
+}
+
+void SequenceCache::restore(std::span<const std::byte> saved) {
+  if (open_) {
+    throw Error(ErrorKind::kInvalidArgument, "restore: a micro-batch is open");
+  }
+  ByteReader in(saved);
+  const auto words = identity();
+  const auto count = in.get<std::uint64_t>();
+  for (std::size_t i = 0; i < words.size() && i < count; ++i) {
+    const std::string word = in.get_text();
+    if (word != words[i]) {
+      throw Error(
+          ErrorKind::kMismatch,
+          "restore: the saved state has '" + word + "', this cache has '" +
+              words[i] + "'");
+    }
+  }
+  if (count != words.size()) {
+    throw Error(
+        ErrorKind::kMismatch, "restore: the saved state is of another kind");
+  }
+  const auto offset = in.get<std::uint64_t>();
+  if (offset > std::uint64_t{std::numeric_limits<std::int32_t>::max()}) {
+    throw Error(
+        ErrorKind::kFile,
+        "restore: offset " + std::to_string(offset) + " exceeds int32");
+  }
+  SequenceStats counters;
+  counters.evictions = in.get<std::uint64_t>();
+  counters.rows_evicted = in.get<std::uint64_t>();
+  counters.non_finite_scores = in.get<std::uint64_t>();
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    layers.push_back(read_layer(in, l, offset));
+    const RowShape& shape = layers.back()->store.shape();
+    counters.kv_bytes_full += shape.groups() * shape.row_bytes() * offset;
+  }
+  in.finish();
+  layers_ = std::move(layers);
+  offset_ = offset;
+  counters_ = counters;
+}
+
+}  // namespace qfilters
