@@ -64,4 +64,22 @@ class Calibrator {
   std::vector<Layer> layers_;
 };
 
+/// The reference system's compute_qfilters: one unit vector per head for
+/// queries [1, heads, tokens, dim] of any dtype, as Calibrator finds it. Of
+/// more than `max_svd_samples` tokens it takes that many, evenly spaced from
+/// the first to the last, the same ones for each head; Calibrator takes all.
+/// All-zero queries give e_0, no heads give no filters. Throws Error kShape
+/// unless batch is 1 and dim is not 0; then kInvalidArgument for fewer than
+/// two tokens, for max_svd_samples below 2, and for a non-finite query it
+/// takes. O(heads * (samples * dim^2 + dim^3)).
+[[nodiscard]] LayerFilters compute_qfilters(
+    const TensorView& queries, std::size_t max_svd_samples = 3000);
+
+/// The mean filter of each KV head's group of consecutive query heads,
+/// normalised (zero where a group cancels exactly): [kv_heads, dim] from
+/// [query_heads, dim]. Throws Error kShape unless the values are heads * dim,
+/// then kInvalidArgument unless kv_heads is positive and divides the heads.
+[[nodiscard]] LayerFilters average_gqa_filters(
+    const LayerFilters& query_filters, std::size_t kv_heads);
+
 }  // namespace qfilters

@@ -29,7 +29,7 @@ class ByteWriter {
 
   template <typename T>
   void put_array(std::span<const T> values) {
-    static_assert(std::is_arithmetic_v<T>);
+    static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, std::byte>);
     put_bytes(std::as_bytes(values));
   }
 
@@ -79,6 +79,11 @@ class ByteReader {
   }
 
   [[nodiscard]] std::size_t left() const noexcept { return bytes_.size(); }
+
+  /// Takes all that is left.
+  [[nodiscard]] std::span<const std::byte> rest() noexcept {
+    return std::exchange(bytes_, {});
+  }
 
   /// Throws unless everything has been read.
   void finish() const {

@@ -1,9 +1,5 @@
 #include "qfilters/calibrator.h"
 
-// Threads would change the order of sums, and fight with the model's own.
-// NOLINTNEXTLINE(readability-identifier-naming): the name is Eigen's
-#define EIGEN_DONT_PARALLELIZE
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -17,6 +13,8 @@
 #include <Eigen/Eigenvalues>
 
 #include "qfilters/error.h"
+
+#include "core/half.h"
 
 namespace qfilters {
 namespace {
@@ -93,6 +91,39 @@ VectorXd top_direction(
   }
   if (orientation < 0.0) direction = -direction;
   return direction;
+}
+
+// The mean of the columns, a unit vector unless they cancel.
+void write_unit_mean(const MatrixXd& columns, float* to) {
+  VectorXd mean = VectorXd::Zero(columns.rows());
+  for (Index c = 0; c < columns.cols(); ++c) {
+    mean += columns.col(c);
+  }
+  mean /= static_cast<double>(columns.cols());
+  mean /= std::max(mean.norm(), 1e-12);
+  Eigen::Map<Eigen::VectorXf>(to, mean.size()) = mean.cast<float>();
+}
+
+// Which of `count` rows the reference takes: trunc(linspace(0, count - 1,
+// samples)) in float64, or all of them.
+std::vector<std::size_t> sampled_rows(std::size_t count, std::size_t samples) {
+  std::vector<std::size_t> rows(std::min(count, samples));
+  const bool all = count <= samples;
+  const double step =
+      all ? 1.0
+          : static_cast<double>(count - 1) / static_cast<double>(samples - 1);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = all ? i : static_cast<std::size_t>(static_cast<double>(i) * step);
+  }
+  rows.back() = count - 1;
+  return rows;
+}
+
+float element(const TensorView& view, const void* row, std::size_t d) {
+  if (view.dtype == DType::kFloat32) return static_cast<const float*>(row)[d];
+  const std::uint16_t half = static_cast<const std::uint16_t*>(row)[d];
+  return view.dtype == DType::kFloat16 ? from_float16(half)
+                                       : from_bfloat16(half);
 }
 
 }  // namespace
@@ -220,22 +251,101 @@ FilterBank Calibrator::finish(FilterMetadata metadata) const {
     const auto dim = static_cast<Index>(shape.dim);
     const std::size_t group = shape.query_heads / shape.kv_heads;
     std::vector<float> values(shape.kv_heads * shape.dim);
+    MatrixXd directions(dim, static_cast<Index>(group));
     for (std::size_t k = 0; k < shape.kv_heads; ++k) {
-      VectorXd mean = VectorXd::Zero(dim);
-      for (std::size_t h = k * group; h < (k + 1) * group; ++h) {
-        const Moments& moments = layer.heads[h];
-        mean += top_direction(
+      for (std::size_t g = 0; g < group; ++g) {
+        const Moments& moments = layer.heads[k * group + g];
+        directions.col(static_cast<Index>(g)) = top_direction(
             Eigen::Map<const MatrixXd>(moments.second.data(), dim, dim),
             Eigen::Map<const VectorXd>(moments.sum.data(), dim));
       }
-      mean /= static_cast<double>(group);
-      mean /= std::max(mean.norm(), 1e-12);
-      Eigen::Map<Eigen::VectorXf>(values.data() + k * shape.dim, dim) =
-          mean.cast<float>();
+      write_unit_mean(directions, values.data() + k * shape.dim);
     }
     filters.push_back({shape.kv_heads, shape.dim, std::move(values)});
   }
   return {std::move(filters), std::move(metadata)};
+}
+
+LayerFilters compute_qfilters(
+    const TensorView& queries, std::size_t max_svd_samples) {
+  const std::string name = "compute_qfilters: ";
+  const std::size_t heads = queries.heads;
+  const std::size_t dim = queries.dim;
+  if (queries.batch != 1 || dim == 0) {
+    throw Error(
+        ErrorKind::kShape,
+        name + "queries are " +
+            text_of(queries.batch, heads, queries.tokens, dim) +
+            ", not [1, heads, tokens, dim]");
+  }
+  if (queries.tokens < 2) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        name + "tokens=" + std::to_string(queries.tokens) +
+            " a head, at least 2 are needed");
+  }
+  if (max_svd_samples < 2) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        name + "max_svd_samples must be at least 2, got " +
+            std::to_string(max_svd_samples));
+  }
+  if (heads == 0) return {0, dim, {}};
+  const auto rows = sampled_rows(queries.tokens, max_svd_samples);
+  std::vector<float> taken;
+  taken.reserve(heads * rows.size() * dim);
+  for (std::size_t h = 0; h < heads; ++h) {
+    for (const std::size_t t : rows) {
+      const void* row = queries.row(0, h, t);
+      for (std::size_t d = 0; d < dim; ++d) {
+        taken.push_back(element(queries, row, d));
+        if (std::isfinite(taken.back())) continue;
+        throw Error(
+            ErrorKind::kInvalidArgument,
+            name + "a query is not finite: head=" + std::to_string(h) +
+                " token=" + std::to_string(t));
+      }
+    }
+  }
+  Calibrator calibrator({{heads, heads, dim}});
+  calibrator.add(
+      0,
+      TensorView::dense(
+          taken.data(), DType::kFloat32, 1, heads, rows.size(), dim));
+  return calibrator.finish({}).layer(0);
+}
+
+LayerFilters average_gqa_filters(
+    const LayerFilters& query_filters, std::size_t kv_heads) {
+  const std::string name = "average_gqa_filters: ";
+  const std::size_t heads = query_filters.heads;
+  const std::size_t dim = query_filters.dim;
+  const std::vector<float>& from = query_filters.values;
+  // Divide rather than multiply: heads * dim may overflow.
+  if (dim == 0 || from.size() % dim != 0 || from.size() / dim != heads) {
+    throw Error(
+        ErrorKind::kShape,
+        name + std::to_string(from.size()) + " values for shape [" +
+            std::to_string(heads) + ", " + std::to_string(dim) + "]");
+  }
+  if (kv_heads == 0 || heads % kv_heads != 0) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        name + "kv_heads=" + std::to_string(kv_heads) +
+            " must be positive and divide query_heads=" +
+            std::to_string(heads));
+  }
+  const std::size_t group = heads / kv_heads;
+  const auto rows = static_cast<Index>(dim);
+  LayerFilters out{kv_heads, dim, std::vector<float>(kv_heads * dim)};
+  for (std::size_t k = 0; group != 0 && k < kv_heads; ++k) {
+    write_unit_mean(
+        Eigen::Map<const Eigen::MatrixXf>(
+            from.data() + k * group * dim, rows, static_cast<Index>(group))
+            .cast<double>(),
+        out.values.data() + k * dim);
+  }
+  return out;
 }
 
 }  // namespace qfilters

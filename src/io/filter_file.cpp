@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -49,7 +50,8 @@ const Format& format_of(const fs::path& path) {
 
 }  // namespace
 
-FilterBank load_filters(const fs::path& path) {
+FilterBank load_filters(
+    const fs::path& path, const std::optional<std::string>& expect_model_id) {
   const std::string name = "load_filters: '" + path.string() + "'";
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -64,11 +66,21 @@ FilterBank load_filters(const fs::path& path) {
   if (!fs::is_regular_file(status)) {
     throw Error(ErrorKind::kFile, name + " is not a regular file");
   }
-  try {
-    return format_of(path).read(path);
-  } catch (const Error& cause) {
-    throw Error(ErrorKind::kFile, name + ": " + cause.what());
+  FilterBank filters = [&] {
+    try {
+      return format_of(path).read(path);
+    } catch (const Error& cause) {
+      throw Error(ErrorKind::kFile, name + ": " + cause.what());
+    }
+  }();
+  const std::string& model_id = filters.metadata().model_id;
+  if (expect_model_id && model_id != *expect_model_id) {
+    throw Error(
+        ErrorKind::kMismatch,
+        name + " was calibrated on '" + model_id + "', expected '" +
+            *expect_model_id + "'");
   }
+  return filters;
 }
 
 void save_filters(const FilterBank& filters, const fs::path& path) {

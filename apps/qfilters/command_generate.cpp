@@ -1,0 +1,323 @@
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/core.h>
+
+#include "qfilters/error.h"
+
+#include "chat.h"
+#include "commands.h"
+#include "eval/run.h"
+#include "generation.h"
+#include "interrupt.h"
+#include "output.h"
+#include "run_options.h"
+#include "utf8_stream.h"
+
+namespace qfilters::cli {
+
+namespace {
+
+struct GenerateArguments {
+  RunOptions run;
+  GenerationOptions generation;
+  std::optional<std::string> prompt;
+  std::string prompt_file;
+  bool chat = false;
+};
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorKind::kInvalidArgument, "generate: " + message);
+}
+
+std::string read_prompt(const GenerateArguments& arguments) {
+  if (arguments.prompt) return *arguments.prompt;
+  if (arguments.prompt_file == "-") {
+    return {std::istreambuf_iterator<char>(std::cin), {}};
+  }
+  std::ifstream file(arguments.prompt_file, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) {
+    throw Error(
+        ErrorKind::kFile,
+        "generate: cannot read " + arguments.prompt_file + ": " +
+            std::strerror(errno));
+  }
+  return text;
+}
+
+void check(const GenerateArguments& arguments) {
+  const int sources = (arguments.prompt ? 1 : 0) +
+                      (arguments.prompt_file.empty() ? 0 : 1) +
+                      (arguments.chat ? 1 : 0);
+  if (sources != 1) {
+    refuse("give one of --prompt, --prompt-file and --chat");
+  }
+  check_outputs({arguments.run.common.json});
+  // Refuses bad values before the model is loaded.
+  (void)Sampler(arguments.generation.sampling, {});
+}
+
+/// Control tokens written out in a prompt count as such: the prompt is the
+/// user's own.
+std::vector<llama::Token> prompt_tokens(
+    const GenerateArguments& arguments, const llama::Model& model) {
+  const std::string prompt = read_prompt(arguments);
+  if (model.tokenize(prompt, false, true).empty()) {
+    refuse("the prompt is empty");
+  }
+  std::vector<llama::Token> tokens = model.tokenize(prompt, true, true);
+  const std::size_t trained = model.trained_length();
+  if (arguments.generation.stop_at_trained_length && tokens.size() > trained) {
+    refuse(
+        "the prompt's " + std::to_string(tokens.size()) +
+        " tokens exceed the trained length of " + std::to_string(trained));
+  }
+  return tokens;
+}
+
+/// Writes pieces to stdout at once, whole characters only.
+class Stdout {
+ public:
+  void write(std::string_view piece) { put(utf8_.push(piece)); }
+
+  void finish() { put(utf8_.finish()); }
+
+ private:
+  static void put(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+  Utf8Stream utf8_;
+};
+
+struct Outcome {
+  Stop stop = Stop::kLength;
+  std::string text;
+  std::size_t turns = 1;
+};
+
+Outcome run_prompt(
+    Generation& generation,
+    const std::vector<llama::Token>& prompt,
+    const Generation::Write& write) {
+  Outcome outcome;
+  bool fed = false;
+  {
+    ProgressBar bar("prefill");
+    fed = generation.feed(prompt, [&](std::size_t done, std::size_t total) {
+      bar.update(done, total);
+    });
+  }
+  if (!fed) {
+    outcome.stop = Stop::kInterrupted;
+    return outcome;
+  }
+  Answer answer = generation.answer(write);
+  outcome.stop = answer.stop;
+  outcome.text = std::move(answer.text);
+  return outcome;
+}
+
+Outcome run_turns(
+    Generation& generation,
+    const llama::Model& model,
+    const Generation::Write& write) {
+  ProgressBar bar("prefill");
+  ChatResult chat = run_chat(
+      generation, model, write, [&](std::size_t done, std::size_t total) {
+        if (done < total) {
+          bar.update(done, total);
+        } else {
+          bar.clear();
+        }
+      });
+  return {chat.stop, std::move(chat.text), chat.turns};
+}
+
+Json to_json(
+    const eval::RunRecord& record,
+    const Generation& generation,
+    const Outcome& outcome) {
+  Json json = eval::to_json(record);
+  json["prompt_tokens"] = generation.fed_tokens();
+  json["generated_tokens"] = generation.generated_tokens();
+  json["turns"] = outcome.turns;
+  json["stop"] = to_string(outcome.stop);
+  const std::optional<double> first = generation.first_token_seconds();
+  json["seconds"]["first_token"] = first ? Json(*first) : Json(nullptr);
+  json["text"] = outcome.text;
+  return json;
+}
+
+void print_time(
+    const eval::RunRecord& record, const std::optional<double>& first) {
+  const auto rate = [](std::size_t tokens, double seconds) {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+  };
+  if (first) fmt::print(stderr, "first token   after {:.2f} s\n", *first);
+  fmt::print(
+      stderr,
+      "tokens/s      prefill {:.1f}, decode {:.1f}\n",
+      rate(record.prefill_tokens, record.prefill_seconds),
+      rate(record.decode_tokens, record.decode_seconds));
+  const double seconds = record.prefill_seconds + record.decode_seconds;
+  if (record.spec.policy == "llama" || seconds <= 0) return;
+  fmt::print(
+      stderr,
+      "time in       attention {:.1f} %, eviction {:.1f} %\n",
+      100 * record.stats.attention_seconds / seconds,
+      100 * record.stats.eviction_seconds / seconds);
+}
+
+void print_summary(
+    const eval::RunRecord& record,
+    const Generation& generation,
+    const Outcome& outcome) {
+  const llama::SessionStats& stats = record.stats;
+  fmt::print(stderr, "\npolicy        {}", record.spec.policy);
+  if (record.limits) {
+    fmt::print(
+        stderr,
+        " (budget {}, sink {}, recent {}, interval {})",
+        record.limits->budget,
+        record.limits->sinks,
+        record.limits->recent,
+        record.limits->interval);
+  }
+  fmt::print(
+      stderr,
+      "\ntokens seen   {} (generated {}, stopped by {})\n",
+      stats.tokens,
+      generation.generated_tokens(),
+      to_string(outcome.stop));
+  fmt::print(
+      stderr,
+      "rows kept     {:.0f} per head ({} to {}), {} evictions\n",
+      stats.rows_mean,
+      stats.rows_min,
+      stats.rows_max,
+      stats.evictions);
+  fmt::print(
+      stderr,
+      "KV cache      {} at its peak, {} for every row\n",
+      mebibytes(stats.kv_bytes_peak),
+      mebibytes(stats.kv_bytes_full));
+  print_time(record, generation.first_token_seconds());
+  fmt::print(stderr, "peak memory   {}\n", mebibytes(eval::peak_rss_bytes()));
+}
+
+/// How long the sequence can get. A chat has no end of its own: shares are of
+/// the trained length, which is also what llama.cpp's own cache can hold.
+std::size_t sequence_tokens(
+    const GenerateArguments& arguments,
+    std::size_t prompt,
+    const llama::Model& model) {
+  if (arguments.chat) return model.trained_length();
+  return prompt + arguments.generation.tokens;
+}
+
+void generate(GenerateArguments arguments) {
+  check(arguments);
+  const eval::RunSpec spec = make_specs(arguments.run).front();
+  GenerationOptions options = arguments.generation;
+  options.sampling.seed = arguments.run.seed;
+  if (arguments.chat && spec.policy == "llama") {
+    options.stop_at_trained_length = true;
+  }
+  const std::shared_ptr<const llama::Model> model = llama::Model::load(
+      arguments.run.model,
+      model_options(arguments.run.common, arguments.run.gpu_layers));
+  std::vector<llama::Token> prompt;
+  if (!arguments.chat) prompt = prompt_tokens(arguments, *model);
+  const std::size_t tokens = sequence_tokens(arguments, prompt.size(), *model);
+  const std::optional<eval::Limits> limits =
+      eval::limits_of(spec, tokens, model->layer_shapes());
+  const std::unique_ptr<llama::Session> session = eval::open_session(
+      spec,
+      model,
+      eval::load_run_filters(spec.policy, arguments.run.filters, *model),
+      tokens);
+
+  const InterruptGuard guard(InterruptGuard::Mode::kOnce);
+  Generation generation(*session, options);
+  Stdout out;
+  const auto write = [&](std::string_view piece) { out.write(piece); };
+  const Outcome outcome = arguments.chat
+                              ? run_turns(generation, *model, write)
+                              : run_prompt(generation, prompt, write);
+  out.finish();
+  if (!arguments.chat && !outcome.text.empty()) out.write("\n");
+
+  eval::RunRecord record = eval::start_record(spec, limits, *model);
+  record.stats = session->stats();
+  record.prefill_tokens = generation.fed_tokens();
+  record.decode_tokens = generation.decoded_tokens();
+  record.prefill_seconds = generation.feed_seconds();
+  record.decode_seconds = generation.decode_seconds();
+  write_json(arguments.run.common.json, to_json(record, generation, outcome));
+  print_summary(record, generation, outcome);
+}
+
+void add_prompt_options(CLI::App& command, GenerateArguments& arguments) {
+  command.add_option("--prompt", arguments.prompt, "Text to continue")
+      ->type_name("TEXT");
+  command
+      .add_option(
+          "--prompt-file", arguments.prompt_file, "The same; - reads stdin")
+      ->type_name("FILE");
+  command.add_flag(
+      "--chat",
+      arguments.chat,
+      "Answer each line of stdin with the model's own chat template; the cache "
+      "is carried over");
+}
+
+void add_sampling_options(CLI::App& command, GenerationOptions& options) {
+  add_count(
+      command, "-n,--predict", options.tokens, "Most tokens of one answer");
+  command
+      .add_option(
+          "--temp", options.sampling.temperature, "0: the most likely token")
+      ->capture_default_str();
+  add_count(
+      command,
+      "--top-k",
+      options.sampling.top_k,
+      "Sample from so many; 0: all");
+  command
+      .add_option(
+          "--top-p", options.sampling.top_p, "Sample from this much of them")
+      ->capture_default_str();
+  command.add_flag(
+      "--ignore-eos", options.ignore_end, "Never end before -n tokens");
+  command.add_flag(
+      "--stop-at-trained-length",
+      options.stop_at_trained_length,
+      "Stop where the model's trained length ends instead of warning");
+}
+
+}  // namespace
+
+void add_generate_command(CLI::App& app, Action& action) {
+  CLI::App* const command = app.add_subcommand(
+      "generate", "Continue a text or chat in a bounded cache");
+  const auto arguments = std::make_shared<GenerateArguments>();
+  add_prompt_options(*command, *arguments);
+  add_sampling_options(*command, arguments->generation);
+  add_run_options(*command, arguments->run, Candidates::kOne);
+  command->callback(
+      [&action, arguments] { action = [arguments] { generate(*arguments); }; });
+}
+
+}  // namespace qfilters::cli

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llama/session.h"
+#include "sampler.h"
+
+namespace qfilters::cli {
+
+struct GenerationOptions {
+  std::size_t tokens = 256;  ///< most tokens of one answer
+  SamplerOptions sampling;
+  bool ignore_end = false;  ///< end tokens are never picked
+  bool stop_at_trained_length = false;
+};
+
+/// Why an answer ended.
+enum class Stop { kLength, kEnd, kInterrupted, kTrainedLength };
+[[nodiscard]] const char* to_string(Stop stop) noexcept;
+
+struct Answer {
+  Stop stop = Stop::kLength;
+  std::string text;
+  /// The last token, if it was given out but is not in the cache yet.
+  std::vector<llama::Token> pending;
+};
+
+/// Feeds a session and samples from it; counts tokens and time. An interrupt
+/// (InterruptGuard) ends either between two steps.
+class Generation {
+ public:
+  /// Hears each piece of an answer as it comes.
+  using Write = std::function<void(std::string_view piece)>;
+  using Progress = std::function<void(std::size_t done, std::size_t total)>;
+
+  Generation(llama::Session& session, const GenerationOptions& options);
+
+  /// Whether so many more tokens stay within the trained length, or may pass.
+  [[nodiscard]] bool has_room(std::size_t tokens) const noexcept;
+
+  /// Puts tokens into the cache; false when interrupted. Warns once when
+  /// positions pass the trained length.
+  bool feed(std::span<const llama::Token> tokens, const Progress& progress);
+
+  /// Samples an answer to what was fed last.
+  [[nodiscard]] Answer answer(const Write& write);
+
+  [[nodiscard]] std::size_t fed_tokens() const noexcept { return fed_; }
+
+  [[nodiscard]] std::size_t decoded_tokens() const noexcept { return decoded_; }
+
+  [[nodiscard]] std::size_t generated_tokens() const noexcept {
+    return generated_;
+  }
+
+  [[nodiscard]] double feed_seconds() const noexcept { return feed_seconds_; }
+
+  [[nodiscard]] double decode_seconds() const noexcept {
+    return decode_seconds_;
+  }
+
+  /// From the first feed() to the first token; none before that.
+  [[nodiscard]] std::optional<double> first_token_seconds() const noexcept {
+    return first_token_seconds_;
+  }
+
+ private:
+  [[nodiscard]] llama::Token sample();
+  void note_position();
+
+  llama::Session& session_;
+  GenerationOptions options_;
+  Sampler sampler_;
+  std::size_t last_ = 0;       // index of the last step's last token
+  std::size_t fed_ = 0;        // tokens that feed() put into the cache
+  std::size_t decoded_ = 0;    // tokens that answer() put into the cache
+  std::size_t generated_ = 0;  // tokens given out
+  bool warned_ = false;
+  double feed_seconds_ = 0;
+  double decode_seconds_ = 0;
+  std::optional<double> first_token_seconds_;
+};
+
+}  // namespace qfilters::cli

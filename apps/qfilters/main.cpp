@@ -1,0 +1,87 @@
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "qfilters/error.h"
+#include "qfilters/version.h"
+
+#include "commands.h"
+#include "output.h"
+
+namespace {
+
+constexpr int kRunFailed = 1;
+constexpr int kBadInput = 2;
+
+int exit_code(qfilters::ErrorKind kind) {
+  switch (kind) {
+    case qfilters::ErrorKind::kRuntime:
+    case qfilters::ErrorKind::kMemoryLimit:
+    case qfilters::ErrorKind::kLowRetention:
+      return kRunFailed;
+    default:
+      return kBadInput;
+  }
+}
+
+int fail(int code, const std::string& message) {
+  const std::string line = qfilters::cli::one_line(message);
+  std::fprintf(stderr, "qfilters: %s\n", line.c_str());
+  return code;
+}
+
+// CLI11 misses a subcommand before it minds the word in its place.
+std::string reason(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<std::string> rest = app.remaining(true);
+  const bool required =
+      error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError);
+  const std::string text = error.what();
+  if (!required || rest.empty() || text.find("subcommand") == text.npos) {
+    return text;
+  }
+  return "unknown command or option '" + rest.front() + "'";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "Calibrate, run and evaluate a language model in a fixed KV "
+      "cache budget.");
+  app.name("qfilters");
+  app.set_version_flag(
+      "--version", std::string("qfilters ") + qfilters::kVersion);
+  app.require_subcommand(1);
+  qfilters::cli::Action action;
+  qfilters::cli::add_calibrate_command(app, action);
+  qfilters::cli::add_inspect_command(app, action);
+  qfilters::cli::add_generate_command(app, action);
+  qfilters::cli::add_eval_command(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {
+    return app.exit(asked);  // --help and --version
+  } catch (const CLI::ParseError& error) {
+    return fail(kBadInput, reason(app, error) + " (see --help)");
+  }
+  action();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const qfilters::cli::ChildFailed& failed) {
+    return failed.code();  // the child has said why
+  } catch (const qfilters::Error& error) {
+    return fail(exit_code(error.kind()), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kRunFailed, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(kRunFailed, error.what());
+  }
+}

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+namespace qfilters::cli {
+
+using Json = nlohmann::ordered_json;
+
+/// A run in another process failed and has reported the reason itself.
+class ChildFailed : public std::exception {
+ public:
+  explicit ChildFailed(int code) noexcept : code_(code) {}
+
+  [[nodiscard]] const char* what() const noexcept override {
+    return "a run failed";
+  }
+
+  [[nodiscard]] int code() const noexcept { return code_; }
+
+ private:
+  int code_;
+};
+
+/// `text` with every run of white space and control characters as one space.
+[[nodiscard]] std::string one_line(std::string_view text);
+
+/// One line on stderr.
+void warn(std::string_view message);
+
+/// "12.3 MiB".
+[[nodiscard]] std::string mebibytes(std::uint64_t bytes);
+
+/// Throws Error kFile unless every non-empty path can be written.
+void check_outputs(std::initializer_list<std::string_view> paths);
+
+/// Writes a JSON object atomically; an empty path means that none is wanted.
+/// Bytes that are not UTF-8 become U+FFFD.
+void write_json(const std::string& path, const Json& json);
+
+/// A bar on stderr while it lives, when stderr is a terminal; else nothing.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string label);
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  ~ProgressBar();
+
+  void update(std::size_t done, std::size_t total);
+  /// Takes the bar off the screen.
+  void clear() noexcept;
+
+ private:
+  std::string label_;
+  bool terminal_;
+  bool drawn_ = false;
+  std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point drawn_at_;
+};
+
+}  // namespace qfilters::cli

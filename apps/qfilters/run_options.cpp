@@ -1,0 +1,166 @@
+#include "run_options.h"
+
+#include <algorithm>
+
+#include "qfilters/error.h"
+
+namespace qfilters::cli {
+
+CLI::Validator whole_number() {
+  const auto check = [](std::string& input) {
+    if (input.empty() ||
+        input.find_first_not_of("0123456789") != std::string::npos) {
+      return "'" + input + "' is not a whole number";
+    }
+    const std::size_t first = input.find_first_not_of('0');
+    input.erase(0, std::min(first, input.size() - 1));
+    return std::string();
+  };
+  return {check, "", "whole_number"};
+}
+
+void add_common_options(CLI::App& command, CommonOptions& options) {
+  command.add_option("--json", options.json, "Write one JSON object to FILE")
+      ->type_name("FILE");
+  command
+      .add_option(
+          "--threads",
+          options.threads,
+          "Threads; at most the physical cores that are free: a busy core or "
+          "a second thread on one core makes it slower. Never changes a "
+          "result")
+      ->capture_default_str();
+}
+
+void add_model_options(
+    CLI::App& command,
+    std::string& model,
+    int& gpu_layers,
+    std::size_t& chunk) {
+  command.add_option("--model", model, "Model, a GGUF file")
+      ->type_name("FILE")
+      ->required();
+  command
+      .add_option(
+          "--gpu-layers",
+          gpu_layers,
+          "Layers on a GPU; refused unless 0: the cache reads host memory")
+      ->capture_default_str();
+  add_count(command, "--chunk", chunk, "Tokens per step of the prefill");
+}
+
+namespace {
+
+void add_policy_options(
+    CLI::App& command, RunOptions& options, Candidates candidates) {
+  std::string names;
+  for (const std::string& name : eval::policy_names()) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  CLI::Option* const policy = command.add_option(
+      "--policy",
+      options.policies,
+      "Which rows stay: " + names +
+          ". llama: llama.cpp's own cache and attention; full: ours, every "
+          "row kept");
+  CLI::Option* const budget = command.add_option(
+      "--budget",
+      options.budgets,
+      "Rows kept per KV head: a number, a share of all tokens to be seen (25%; "
+      "in a chat, of the trained length) or memory in all (64MiB)");
+  for (CLI::Option* const option : {policy, budget}) {
+    option->allow_extra_args(false)->capture_default_str();
+    if (candidates == Candidates::kList) {
+      option->delimiter(',')->type_name("LIST");
+    } else {
+      option->expected(1)->type_name("TEXT");
+    }
+  }
+}
+
+}  // namespace
+
+void add_run_options(
+    CLI::App& command, RunOptions& options, Candidates candidates) {
+  add_model_options(command, options.model, options.gpu_layers, options.chunk);
+  command
+      .add_option(
+          "--filters",
+          options.filters,
+          "Filters of the model (.npz, .safetensors), for policy qfilters; "
+          "see `qfilters calibrate`")
+      ->type_name("FILE");
+  add_policy_options(command, options, candidates);
+  add_count(command, "--sink", options.sinks, "First rows, never evicted");
+  command
+      .add_option(
+          "--recent",
+          options.recent,
+          "Newest rows, never evicted [half of the budget; 0 for streaming]")
+      ->check(whole_number());
+  add_count(
+      command,
+      "--interval",
+      options.interval,
+      "Evict once so many rows are held beyond the budget; 0: always");
+  add_count(
+      command, "--seed", options.seed, "Seed of sampling and of policy random");
+  command
+      .add_option(
+          "--llama-flash-attn",
+          options.llama_flash_attention,
+          "Policy llama: on or off; off is the faster one on CPUs")
+      ->capture_default_str();
+  command
+      .add_option(
+          "--llama-cache-type",
+          options.llama_cache_type,
+          "Policy llama: f16, bf16 or q8_0")
+      ->capture_default_str();
+  add_common_options(command, options.common);
+}
+
+std::vector<eval::RunSpec> make_specs(const RunOptions& options) {
+  eval::RunSpec base;
+  base.sinks = options.sinks;
+  base.recent = options.recent;
+  base.interval = options.interval;
+  base.chunk = options.chunk;
+  base.threads = options.common.threads;
+  base.seed = options.seed;
+  base.protocol = options.protocol;
+  base.llama_cache_type = options.llama_cache_type;
+  base.llama_flash_attention = options.llama_flash_attention == "on";
+  if (!base.llama_flash_attention && options.llama_flash_attention != "off") {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "llama-flash-attn: '" + options.llama_flash_attention +
+            "' is neither on nor off");
+  }
+  std::vector<eval::RunSpec> specs;
+  for (const std::string& policy : options.policies) {
+    base.policy = policy;
+    eval::check_spec(base);
+    for (const std::string& budget : options.budgets) {
+      base.budget = eval::parse_budget(budget);
+      specs.push_back(base);
+      if (!eval::is_bounded(policy)) break;
+    }
+  }
+  return specs;
+}
+
+llama::ModelOptions model_options(const CommonOptions& common, int gpu_layers) {
+  llama::ModelOptions options;
+  options.threads = common.threads;
+  options.gpu_layers = gpu_layers;
+  return options;
+}
+
+void check_threads(int threads) {
+  eval::RunSpec spec;
+  spec.threads = threads;
+  eval::check_spec(spec);
+}
+
+}  // namespace qfilters::cli

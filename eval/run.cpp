@@ -1,0 +1,242 @@
+#include "eval/run.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+#include <sys/resource.h>
+
+#include "qfilters/error.h"
+#include "qfilters/filter_file.h"
+#include "qfilters/policy.h"
+
+#include "llama/calibrate.h"
+
+namespace qfilters::eval {
+
+namespace {
+
+constexpr std::string_view kLlama = "llama";
+constexpr std::string_view kCalibrateHint =
+    "make one with `qfilters calibrate --model M.gguf --text T.txt --out F`";
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorKind::kInvalidArgument, message);
+}
+
+double rate(std::size_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+}
+
+std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
+  if (spec.policy == "streaming" || budget <= spec.sinks) return 0;
+  return std::min(budget / 2, budget - spec.sinks - 1);
+}
+
+}  // namespace
+
+std::vector<std::string> policy_names() {
+  std::vector<std::string> names{std::string(kLlama)};
+  for (const std::string_view name : Policy::names())
+    names.emplace_back(name);
+  return names;
+}
+
+bool is_bounded(std::string_view policy) {
+  return policy != kLlama && policy != "full";
+}
+
+bool needs_filters(std::string_view policy) {
+  return policy == "qfilters";
+}
+
+void check_spec(const RunSpec& spec) {
+  const std::vector<std::string> names = policy_names();
+  if (std::find(names.begin(), names.end(), spec.policy) == names.end()) {
+    std::string known;
+    for (const std::string& name : names) {
+      known += (known.empty() ? "" : ", ") + name;
+    }
+    refuse("policy: unknown name '" + spec.policy + "'; known: " + known);
+  }
+  if (spec.chunk == 0 || spec.chunk > 65536) {
+    refuse("chunk: " + std::to_string(spec.chunk) + " is not in 1..65536");
+  }
+  if (spec.threads < 1 || spec.threads > 512) {
+    refuse("threads: " + std::to_string(spec.threads) + " is not in 1..512");
+  }
+  const std::string& type = spec.llama_cache_type;
+  if (type != "f16" && type != "bf16" && type != "q8_0") {
+    refuse("cache type: '" + type + "' is not one of f16, bf16, q8_0");
+  }
+  if (type == "q8_0" && !spec.llama_flash_attention) {
+    refuse("cache type: llama.cpp's q8_0 cache needs flash attention on");
+  }
+  if (spec.protocol == "one-shot") {
+    throw Error(
+        ErrorKind::kUnsupported,
+        "protocol: one-shot comes later; use streaming");
+  }
+  if (spec.protocol != "streaming") {
+    refuse("protocol: unknown name '" + spec.protocol + "'; known: streaming");
+  }
+}
+
+std::optional<Limits> limits_of(
+    const RunSpec& spec,
+    std::size_t tokens,
+    std::span<const LayerShape> layers) {
+  if (!is_bounded(spec.policy)) return std::nullopt;
+  Limits limits;
+  limits.budget = budget_rows(spec.budget, tokens, layers, spec.interval);
+  limits.sinks = spec.sinks;
+  limits.recent = spec.recent.value_or(default_recent(spec, limits.budget));
+  limits.interval = spec.interval;
+  // Written so that huge values cannot wrap around.
+  if (limits.sinks >= limits.budget ||
+      limits.recent >= limits.budget - limits.sinks) {
+    refuse(
+        "budget: " + std::to_string(limits.budget) +
+        " rows must be more than sink (" + std::to_string(limits.sinks) +
+        ") + recent (" + std::to_string(limits.recent) + ")");
+  }
+  return limits;
+}
+
+std::shared_ptr<const FilterBank> load_run_filters(
+    std::string_view policy,
+    const std::filesystem::path& path,
+    const llama::Model& model) {
+  if (!needs_filters(policy)) return nullptr;
+  if (path.empty()) {
+    refuse(
+        "filters: policy " + std::string(policy) +
+        " needs a filter file (--filters F); " + std::string(kCalibrateHint));
+  }
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    throw Error(
+        ErrorKind::kFile,
+        "filters: no file " + path.string() + "; " +
+            std::string(kCalibrateHint));
+  }
+  auto filters = std::make_shared<const FilterBank>(load_filters(path));
+  llama::check_filters(*filters, model);
+  return filters;
+}
+
+std::unique_ptr<llama::Session> open_session(
+    const RunSpec& spec,
+    std::shared_ptr<const llama::Model> model,
+    std::shared_ptr<const FilterBank> filters,
+    std::size_t tokens) {
+  llama::SessionOptions options;
+  options.chunk = spec.chunk;
+  options.threads = spec.threads;
+  if (spec.policy == kLlama) {
+    llama::BaselineOptions baseline;
+    baseline.context = tokens;
+    baseline.flash_attention = spec.llama_flash_attention;
+    baseline.cache_type = spec.llama_cache_type;
+    return llama::make_baseline_session(std::move(model), options, baseline);
+  }
+  const std::vector<LayerShape> shapes = model->layer_shapes();
+  const std::optional<Limits> limits = limits_of(spec, tokens, shapes);
+  PolicyOptions rows;
+  if (limits) {
+    rows.budget = limits->budget;
+    rows.protection = {limits->sinks, limits->recent};
+    rows.interval = limits->interval;
+    rows.seed = spec.seed;
+  }
+  return llama::make_engine_session(
+      std::move(model),
+      Policy::make(spec.policy, rows, std::move(filters)),
+      options);
+}
+
+RunRecord start_record(
+    const RunSpec& spec,
+    std::optional<Limits> limits,
+    const llama::Model& model) {
+  RunRecord record;
+  record.spec = spec;
+  record.limits = limits;
+  record.model_name = model.name();
+  record.layers = model.layer_shapes();
+  return record;
+}
+
+void add_stats(
+    llama::SessionStats& total, const llama::SessionStats& one, bool first) {
+  if (first) {
+    total = one;
+    return;
+  }
+  total.tokens = std::max(total.tokens, one.tokens);
+  total.attention_seconds += one.attention_seconds;
+  total.eviction_seconds += one.eviction_seconds;
+  total.kv_bytes_peak = std::max(total.kv_bytes_peak, one.kv_bytes_peak);
+  total.kv_bytes_full = std::max(total.kv_bytes_full, one.kv_bytes_full);
+  total.rows_mean = std::max(total.rows_mean, one.rows_mean);
+  total.rows_min = std::min(total.rows_min, one.rows_min);
+  total.rows_max = std::max(total.rows_max, one.rows_max);
+  total.evictions += one.evictions;
+}
+
+Json to_json(const RunRecord& record) {
+  const auto limit = [&](std::size_t Limits::*member) {
+    return record.limits ? Json((*record.limits).*member) : Json(nullptr);
+  };
+  const LayerShape shape =
+      record.layers.empty() ? LayerShape{} : record.layers.front();
+  const llama::SessionStats& stats = record.stats;
+  Json json;
+  json["policy"] = record.spec.policy;
+  json["budget"] = limit(&Limits::budget);
+  json["sink"] = limit(&Limits::sinks);
+  json["recent"] = limit(&Limits::recent);
+  json["interval"] = limit(&Limits::interval);
+  json["chunk"] = record.spec.chunk;
+  json["threads"] = record.spec.threads;
+  json["tokens"] = record.prefill_tokens + record.decode_tokens;
+  json["offset"] = stats.tokens;
+  json["rows_kept"] = stats.rows_mean;
+  json["rows_kept_min"] = stats.rows_min;
+  json["rows_kept_max"] = stats.rows_max;
+  json["evictions"] = stats.evictions;
+  json["kv_bytes"] = {
+      {"peak", stats.kv_bytes_peak}, {"full", stats.kv_bytes_full}};
+  json["seconds"] = {
+      {"prefill", record.prefill_seconds},
+      {"decode", record.decode_seconds},
+      {"attention", stats.attention_seconds},
+      {"eviction", stats.eviction_seconds}};
+  json["tokens_per_second"] = {
+      {"prefill", rate(record.prefill_tokens, record.prefill_seconds)},
+      {"decode", rate(record.decode_tokens, record.decode_seconds)}};
+  json["peak_rss_bytes"] = peak_rss_bytes();
+  json["model"] = {
+      {"name", record.model_name},
+      {"layers", record.layers.size()},
+      {"kv_heads", shape.kv_heads},
+      {"head_dim", shape.key_dim}};
+  return json;
+}
+
+std::uint64_t peak_rss_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    std::istringstream words(line);
+    std::string key;
+    std::uint64_t kibibytes = 0;
+    if (words >> key >> kibibytes && key == "VmHWM:") return kibibytes << 10U;
+  }
+  rusage usage{};
+  if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+  return static_cast<std::uint64_t>(usage.ru_maxrss) << 10U;
+}
+
+}  // namespace qfilters::eval

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "qfilters/filter_bank.h"
+#include "qfilters/sequence_cache.h"
+
+#include "eval/budget.h"
+#include "llama/model.h"
+#include "llama/session.h"
+
+namespace qfilters::eval {
+
+using Json = nlohmann::ordered_json;
+
+/// Hears how much of a task is done.
+using Progress = std::function<void(std::size_t done, std::size_t total)>;
+
+/// How one candidate runs: everything but the model, the filters and the task.
+struct RunSpec {
+  std::string policy = "qfilters";
+  Budget budget;
+  std::size_t sinks = 4;
+  std::optional<std::size_t> recent;  ///< see limits_of() for the default
+  std::size_t interval = 64;
+  std::size_t chunk = 256;
+  int threads = 1;
+  std::uint64_t seed = 0;  ///< of the policy `random`
+  std::string protocol = "streaming";
+  bool llama_flash_attention = false;    ///< policy `llama` only
+  std::string llama_cache_type = "f16";  ///< policy `llama` only
+};
+
+/// What a bounded policy may keep, in rows per KV head.
+struct Limits {
+  std::size_t budget = 0;
+  std::size_t sinks = 0;
+  std::size_t recent = 0;
+  std::size_t interval = 0;
+
+  friend bool operator==(const Limits&, const Limits&) = default;
+};
+
+/// `llama` and the library's own policies, in the order they are documented.
+[[nodiscard]] std::vector<std::string> policy_names();
+/// Neither `llama` nor `full`.
+[[nodiscard]] bool is_bounded(std::string_view policy);
+[[nodiscard]] bool needs_filters(std::string_view policy);
+
+/// Checks what can be checked without a model: policy name, chunk, threads,
+/// cache type and protocol. Throws Error kInvalidArgument, or kUnsupported for
+/// the protocol that is not there yet.
+void check_spec(const RunSpec& spec);
+
+/// The limits of a run over `tokens` tokens; none when the policy keeps every
+/// row. Recent rows default to half of the budget (as far as the sinks leave
+/// room), to 0 for `streaming`, which keeps the newest rows anyway. Throws
+/// Error kInvalidArgument unless budget > sinks + recent.
+[[nodiscard]] std::optional<Limits> limits_of(
+    const RunSpec& spec,
+    std::size_t tokens,
+    std::span<const LayerShape> layers);
+
+/// Loads the filters that `policy` needs and checks them against the model;
+/// null when it needs none. Throws Error kInvalidArgument without a path and
+/// kFile without a file (both name `qfilters calibrate`), kMismatch for
+/// filters of another model.
+[[nodiscard]] std::shared_ptr<const FilterBank> load_run_filters(
+    std::string_view policy,
+    const std::filesystem::path& path,
+    const llama::Model& model);
+
+/// A session for a sequence of up to `tokens` tokens.
+[[nodiscard]] std::unique_ptr<llama::Session> open_session(
+    const RunSpec& spec,
+    std::shared_ptr<const llama::Model> model,
+    std::shared_ptr<const FilterBank> filters,
+    std::size_t tokens);
+
+/// What one run used and how long it took.
+struct RunRecord {
+  RunSpec spec;
+  std::optional<Limits> limits;
+  std::string model_name;
+  std::vector<LayerShape> layers;
+  llama::SessionStats stats;
+  std::size_t prefill_tokens = 0;
+  std::size_t decode_tokens = 0;
+  double prefill_seconds = 0;
+  double decode_seconds = 0;
+};
+
+/// A record with the facts that are known before the task.
+[[nodiscard]] RunRecord start_record(
+    const RunSpec& spec,
+    std::optional<Limits> limits,
+    const llama::Model& model);
+
+/// Adds the statistics of one sequence to a record over several: counts and
+/// seconds add up, sizes take their extremes. `first` replaces instead.
+void add_stats(
+    llama::SessionStats& total, const llama::SessionStats& one, bool first);
+
+/// The JSON object that every run has. Budget, sink, recent and interval are
+/// null when the policy keeps every row. Reads the peak memory of this process.
+[[nodiscard]] Json to_json(const RunRecord& record);
+
+/// Largest resident size of this process so far, in bytes.
+[[nodiscard]] std::uint64_t peak_rss_bytes();
+
+}  // namespace qfilters::eval

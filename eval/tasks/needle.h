@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eval/run.h"
+#include "eval/text.h"
+#include "llama/session.h"
+
+namespace qfilters::eval {
+
+struct NeedleOptions {
+  std::vector<std::size_t> lengths{2048};  ///< tokens of text around the needle
+  std::vector<double> depths{20, 60};      ///< percent of the text before it
+  std::vector<std::string> keys{"58291", "40716"};  ///< five digits each
+};
+
+/// One key hidden at one depth of one haystack.
+struct NeedleCell {
+  std::size_t length = 0;
+  double depth = 0;
+  std::string key;
+  bool hit = false;          ///< every answer token was the greedy choice
+  double nll_per_token = 0;  ///< mean over the answer tokens
+};
+
+struct NeedleResult {
+  std::vector<NeedleCell> cells;
+  double accuracy = 0;  ///< share of hits
+  double mean_nll = 0;  ///< mean of the cells' nll_per_token
+  llama::SessionStats stats;
+  std::size_t prefill_tokens = 0;
+  std::size_t decode_tokens = 0;
+  double prefill_seconds = 0;
+  double decode_seconds = 0;
+};
+
+/// A fresh session for a sequence of so many tokens.
+using SessionFactory =
+    std::function<std::unique_ptr<llama::Session>(std::size_t tokens)>;
+
+/// A haystack ready to run.
+struct NeedlePrompt {
+  std::vector<Token> context;   ///< prefix, text and needle
+  std::vector<Token> question;  ///< enters when the context is in the cache
+  std::vector<Token> answer;    ///< teacher forced
+};
+
+/// Hides the needle sentence at the end of the sentence that is nearest to
+/// depth percent of `text`; at 0 it comes first, at 100 last.
+[[nodiscard]] NeedlePrompt make_needle_prompt(
+    const Codec& codec,
+    std::span<const Token> text,
+    double depth,
+    std::string_view key);
+
+/// Tokens of the longest sequence that the options lead to.
+[[nodiscard]] std::size_t needle_tokens(
+    const Codec& codec, const NeedleOptions& options);
+
+/// Throws Error kInvalidArgument for an empty list, a length of 0, a depth
+/// outside 0..100 or a key that is not five digits.
+void check_needle_options(const NeedleOptions& options);
+
+/// Can a fact be recalled after eviction? Query-agnostic and streaming: the
+/// question enters in chunks of its own, after the context was evicted; then
+/// the answer goes token by token. Each cell has a session of its own.
+/// `text` needs max(lengths) tokens, else Error kInvalidArgument.
+[[nodiscard]] NeedleResult run_needle(
+    const SessionFactory& open,
+    const Codec& codec,
+    std::span<const Token> text,
+    const NeedleOptions& options,
+    const Progress& progress = {});
+
+}  // namespace qfilters::eval

@@ -1,0 +1,33 @@
+#include "eval/tasks/scoring.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "qfilters/error.h"
+
+namespace qfilters::eval {
+
+double negative_log_likelihood(std::span<const float> logits, Token target) {
+  if (target < 0 || static_cast<std::size_t>(target) >= logits.size()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "loss: token " + std::to_string(target) + " is not below " +
+            std::to_string(logits.size()));
+  }
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) {
+    sum += static_cast<double>(std::exp(logit - largest));
+  }
+  const float own = logits[static_cast<std::size_t>(target)];
+  return std::log(sum) + static_cast<double>(largest) -
+         static_cast<double>(own);
+}
+
+Token greedy_choice(std::span<const float> logits) {
+  return static_cast<Token>(
+      std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace qfilters::eval

@@ -1,0 +1,134 @@
+// save() and restore() of a QFiltersKVCache.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "qfilters/error.h"
+#include "qfilters/kv_cache.h"
+
+#include "core/byte_io.h"
+#include "core/kv_cache_state.h"
+
+namespace qfilters {
+
+namespace {
+
+// What a saved cache must have in common with the one that continues it.
+std::vector<std::string> identity(
+    const Config& config, const LayerFilters* calibrated) {
+  const auto number = [](const char* name, std::int64_t value) {
+    return std::string(name) + " " + std::to_string(value);
+  };
+  const auto& floor = config.qfilters_min_retention;
+  std::vector<std::string> words = {
+      number("qfilters_budget", config.qfilters_budget),
+      number("qfilters_n_sink", config.qfilters_n_sink),
+      number("qfilters_recent", config.qfilters_recent),
+      number("qfilters_interval", config.qfilters_interval),
+      number("qfilters_sign", config.qfilters_sign),
+      "qfilters_min_retention " + (floor ? std::to_string(*floor) : "none"),
+      "qfilters_on_low_retention " + config.qfilters_on_low_retention};
+  if (calibrated != nullptr) {
+    const FilterBank bank({*calibrated}, FilterMetadata{});
+    words.push_back("filters " + bank.fingerprint());
+  } else {
+    words.push_back(number(
+        "filters from keys, qfilters_calib_tokens",
+        config.qfilters_calib_tokens));
+  }
+  return words;
+}
+
+}  // namespace
+
+std::vector<std::byte> QFiltersKVCache::save() {
+  State& s = *state_;
+  s.settle();
+  ByteWriter out;
+  for (const std::string& word :
+       identity(s.config, s.calibrated ? &*s.filters : nullptr)) {
+    out.put_text(word);
+  }
+  out.put(s.full_bytes);
+  out.put(s.seen);
+  out.put(s.retention_fired);
+  out.put(s.sequence != nullptr);
+  if (s.sequence == nullptr) return out.take();
+  const RowShape& shape = s.sequence->store(0).shape();
+  out.put(shape.dtype);
+  for (const std::size_t size :
+       {shape.batch, shape.kv_heads, shape.key_dim, shape.value_dim}) {
+    out.put(std::uint64_t{size});
+  }
+  const bool frozen = !s.calibrated && s.filters.has_value();
+  out.put(frozen);
+  if (frozen) out.put_array<float>(s.filters->values);
+  const std::vector<std::byte> rows = s.sequence->save();
+  out.put_array<std::byte>(rows);
+  return out.take();
+}
+
+void QFiltersKVCache::restore(std::span<const std::byte> saved) {
+  state_->settle();
+  ByteReader in(saved);
+  const LayerFilters* calibrated =
+      state_->calibrated ? &*state_->filters : nullptr;
+  for (const std::string& word : identity(state_->config, calibrated)) {
+    const std::string found = in.get_text();
+    if (found != word) {
+      throw Error(
+          ErrorKind::kMismatch,
+          "restore: the saved cache has '" + found + "', this one has '" +
+              word + "'");
+    }
+  }
+  // Built aside, so that a failure leaves this cache as it was.
+  QFiltersKVCache next = calibrated != nullptr
+                             ? QFiltersKVCache(state_->config, *calibrated)
+                             : QFiltersKVCache(state_->config);
+  State& s = *next.state_;
+  s.warn = state_->warn;
+  s.full_bytes = in.get<std::uint64_t>();
+  s.seen = in.get<std::uint64_t>();
+  s.retention_fired = in.get<std::uint8_t>() != 0;
+  if (in.get<std::uint8_t>() != 0) {
+    s.restore_rows(in);
+  } else {
+    in.finish();
+  }
+  *this = std::move(next);
+}
+
+void QFiltersKVCache::State::restore_rows(ByteReader& in) {
+  const auto dtype = in.get<DType>();
+  const auto batch = in.get<std::uint64_t>();
+  const auto heads = in.get<std::uint64_t>();
+  const auto key_dim = in.get<std::uint64_t>();
+  const auto value_dim = in.get<std::uint64_t>();
+  // Nobody has this many; keeps products and allocations small.
+  constexpr std::uint64_t kMost = 1U << 20;
+  const bool sound = (dtype == DType::kFloat16 || dtype == DType::kBFloat16) &&
+                     batch > 0 && heads > 0 && key_dim > 0 && value_dim > 0 &&
+                     batch * heads <= kMost && batch <= kMost &&
+                     heads <= kMost && key_dim <= kMost && value_dim <= kMost;
+  if (!sound) {
+    throw Error(
+        ErrorKind::kFile, "restore: the shape of the cache makes no sense");
+  }
+  const auto like = [&](std::uint64_t dim) {
+    return TensorView::dense(nullptr, dtype, batch, heads, 0, dim);
+  };
+  check(like(key_dim), like(value_dim));
+  start(like(key_dim), like(value_dim));
+  if (in.get<std::uint8_t>() != 0) {
+    if (calibrated) {
+      throw Error(
+          ErrorKind::kFile, "restore: filters where there must be none");
+    }
+    freeze({batch * heads, key_dim, in.get_array<float>(groups() * key_dim)});
+  }
+  sequence->restore(in.rest());
+  offset = sequence->offset();
+}
+
+}  // namespace qfilters

@@ -1,0 +1,130 @@
+#include "llama/calibrate.h"
+
+#include <memory>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "qfilters/error.h"
+#include "qfilters/filter_bank.h"
+
+#include "adapters/models.h"
+
+namespace qfilters::llama {
+namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::load_tiny;
+using testing::some_tokens;
+
+class CalibrateTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    model_ = load_tiny("gemma_swa");
+    if (model_ == nullptr) GTEST_SKIP() << "no Python to write tiny models";
+    tokens_ = some_tokens(*model_, 250);
+  }
+
+  [[nodiscard]] FilterBank run(std::size_t chunk, std::size_t context) const {
+    CalibrateOptions options;
+    options.chunk = chunk;
+    options.context = context;
+    FilterMetadata metadata;
+    metadata.dataset = "fox";
+    return calibrate(model_, tokens_, options, metadata);
+  }
+
+  std::shared_ptr<const Model> model_;
+  std::vector<Token> tokens_;
+};
+
+TEST_F(CalibrateTest, FindsOneUnitVectorPerLayerAndKvHead) {
+  const FilterBank filters = run(32, 100);
+  ASSERT_EQ(filters.layers(), 4U);
+  for (std::size_t l = 0; l < 4; ++l) {
+    ASSERT_EQ(filters.layer(l).heads, 2U);
+    ASSERT_EQ(filters.layer(l).dim, 16U);
+    for (std::size_t h = 0; h < 2; ++h) {
+      double norm = 0;
+      for (const float v : filters.layer(l).head(h)) {
+        norm += static_cast<double>(v) * v;
+      }
+      EXPECT_NEAR(norm, 1, 1e-5);
+    }
+  }
+  EXPECT_NO_THROW(check_filters(filters, *model_));
+}
+
+TEST_F(CalibrateTest, SaysWhoseQueriesTheyAre) {
+  const FilterMetadata metadata = run(32, 100).metadata();
+  EXPECT_EQ(metadata.model_id, model_->name());
+  EXPECT_EQ(metadata.model_fingerprint, model_->fingerprint());
+  EXPECT_EQ(metadata.query_site, "attention");
+  EXPECT_EQ(metadata.dataset, "fox");
+  EXPECT_EQ(metadata.n_samples, 250U) << "every token, whatever the passages";
+}
+
+TEST_F(CalibrateTest, GivesTheSameBitsAgain) {
+  EXPECT_EQ(run(32, 100), run(32, 100));
+}
+
+TEST_F(CalibrateTest, PassagesAreIndependentOfEachOther) {
+  const std::vector<Token> whole = tokens_;
+  tokens_.resize(100);
+  const FilterBank alone = run(32, 100);
+  // The same passage twice has the same second moments, doubled.
+  tokens_.insert(tokens_.end(), whole.begin(), whole.begin() + 100);
+  const FilterBank twice = run(32, 100);
+  for (std::size_t l = 0; l < 4; ++l) {
+    for (std::size_t i = 0; i < alone.layer(l).values.size(); ++i) {
+      EXPECT_NEAR(alone.layer(l).values[i], twice.layer(l).values[i], 1e-5);
+    }
+  }
+}
+
+TEST_F(CalibrateTest, ReportsProgress) {
+  std::vector<std::size_t> done;
+  CalibrateOptions options;
+  options.chunk = 64;
+  options.context = 100;
+  (void)calibrate(
+      model_, tokens_, options, {}, [&](std::size_t n) { done.push_back(n); });
+  EXPECT_EQ(done, (std::vector<std::size_t>{64, 100, 164, 200, 250}));
+}
+
+TEST_F(CalibrateTest, NeedsTwoTokens) {
+  tokens_.resize(1);
+  const Error error = error_of([&] { (void)run(32, 100); });
+  EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("tokens=1"));
+}
+
+TEST_F(CalibrateTest, FiltersOfAnotherModelAreRefused) {
+  const FilterBank filters = run(32, 100);
+  const Error layers =
+      error_of([&] { check_filters(filters, *load_tiny("llama_ok")); });
+  EXPECT_EQ(layers.kind(), ErrorKind::kMismatch);
+  EXPECT_THAT(layers.what(), HasSubstr("4 layers"));
+
+  const Error identity =
+      error_of([&] { check_filters(filters, *load_tiny("softcap")); });
+  EXPECT_EQ(identity.kind(), ErrorKind::kMismatch);
+  EXPECT_THAT(identity.what(), HasSubstr(model_->fingerprint()));
+
+  const FilterBank heads(
+      std::vector<LayerFilters>(4, {1, 16, std::vector<float>(16, 0.25F)}), {});
+  EXPECT_THAT(
+      error_of([&] { check_filters(heads, *model_); }).what(),
+      HasSubstr("1 heads of 16"));
+}
+
+TEST_F(CalibrateTest, FiltersOfUnknownOriginFitByTheirShape) {
+  const FilterBank unknown(
+      std::vector<LayerFilters>(4, {2, 16, std::vector<float>(32, 0.25F)}), {});
+  EXPECT_NO_THROW(check_filters(unknown, *model_));
+}
+
+}  // namespace
+}  // namespace qfilters::llama

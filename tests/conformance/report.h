@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "qfilters/error.h"
+
+namespace qfilters::golden {
+
+/// How one golden case came out.
+struct Outcome {
+  std::string difference;  ///< not empty: failed
+  std::string decision;    ///< not empty: differs by this decision
+  std::string right;       ///< the right value, which was checked
+  std::string note;        ///< passed, but a reader should know this
+
+  static Outcome passed() { return {}; }
+
+  static Outcome failed(std::string difference) {
+    return {.difference = std::move(difference)};
+  }
+
+  static Outcome decided(std::string decision, std::string right) {
+    return {.decision = std::move(decision), .right = std::move(right)};
+  }
+
+  static Outcome noted(std::string note) { return {.note = std::move(note)}; }
+
+  /// Passed unless `difference` says what differs.
+  static Outcome of(std::string difference) {
+    return failed(std::move(difference));
+  }
+};
+
+/// Why a case of the reference is answered differently. The names are those
+/// of the decisions in the project's specification.
+inline constexpr std::string_view kNonFiniteRule =
+    "A3: protected rows always stay, a NaN score is evicted first";
+inline constexpr std::string_view kOffsetRule =
+    "A4: the update is complete before the error";
+inline constexpr std::string_view kConfigRule =
+    "A7: senseless options are refused";
+inline constexpr std::string_view kLoaderRule =
+    "A14: the loader checks rank and shape";
+inline constexpr std::string_view kTypeRule = "C++ cannot express it";
+
+/// Counts and prints what the groups report.
+class Report {
+ public:
+  void begin(std::string group);
+
+  /// `call` replays case `id` and returns its Outcome; an Error that escapes
+  /// it fails the case.
+  template <typename Call>
+  void check(const std::string& id, Call&& call) {
+    try {
+      record(id, call());
+    } catch (const Error& error) {
+      record(id, Outcome::failed(std::string("error: ") + error.what()));
+    }
+  }
+
+  void end();
+
+  /// Prints the decided differences and the totals; true without a failure.
+  [[nodiscard]] bool finish() const;
+
+  [[nodiscard]] std::size_t cases() const noexcept;
+
+ private:
+  struct Counts {
+    std::size_t passed = 0;
+    std::size_t failed = 0;
+    std::size_t decided = 0;
+  };
+
+  void record(const std::string& id, const Outcome& outcome);
+
+  std::string group_;
+  Counts now_;
+  Counts total_;
+  std::vector<std::string> decided_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace qfilters::golden

@@ -1,0 +1,223 @@
+"""What the command line refuses: exit code 2, one line, no file.
+
+QFILTERS=build/release/bin/qfilters python3 cli_refusal_test.py
+"""
+
+import json
+import pathlib
+import struct
+import sys
+
+import cli_case
+from cli_case import MODEL, OF_TEXT, ON_MODEL, TEXT, CliTest, filters, run
+
+
+class UsageTest(CliTest):
+    needs_model = False
+
+    def test_help_lists_the_commands(self):
+        done = run("--help")
+        self.assertEqual(done.returncode, 0)
+        for command in ("calibrate", "inspect", "generate", "eval"):
+            self.assertIn(command, done.stdout.decode())
+
+    def test_each_command_has_help(self):
+        for command in (
+            "calibrate",
+            "inspect",
+            "generate",
+            "eval perplexity",
+            "eval needle",
+        ):
+            done = run(command + " --help")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("--threads", done.stdout.decode())
+            self.assertEqual(done.stderr, b"")
+
+    def test_version_is_one_line(self):
+        done = run("--version")
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout.decode(), r"\Aqfilters \d+\.\d+\.\d+\n\Z")
+
+    def test_bad_usage_is_one_line(self):
+        refuse = self.check_refusal
+        refuse("", says=["subcommand"])
+        refuse("bake", says=["unknown command or option 'bake'"])
+        refuse("eval bake", says=["unknown command or option 'bake'"])
+        refuse("generate", says=["--model is required"])
+        refuse("generate --model m --bake", says=["--bake"])
+        refuse("generate --model m -n x", says=["x"])
+        refuse("generate --model m --prompt p --sink=-1", says=["--sink: '-1'"])
+        refuse("eval needle --model m --text t --lengths 5,-6", says=["'-6'"])
+
+    def test_a_missing_model_is_named(self):
+        gone = self.folder / "gone.gguf"
+        for command in (
+            "generate --prompt p --policy full",
+            f"calibrate --text {__file__} --out {self.folder / 'f.npz'}",
+            f"eval perplexity --text {__file__} --policy full,llama",
+        ):
+            self.check_refusal(command, "--model", gone, says=[str(gone)])
+
+    def test_a_file_that_is_no_model_is_named(self):
+        self.check_refusal(
+            "generate --prompt p --policy full --model",
+            __file__,
+            says=["cli_refusal_test.py"],
+        )
+
+    def test_bad_values_are_refused_before_the_model_is_loaded(self):
+        for words, says in (
+            ("--policy best", "unknown name 'best'; known: llama, full, "),
+            ("--budget 12apples", "'12apples' has an unknown unit"),
+            ("--temp=-1", "temp"),
+            ("--top-p 2", "top-p"),
+            ("--threads 0", "threads"),
+            ("--chunk 0", "chunk"),
+            ("--llama-flash-attn maybe", "'maybe' is neither on nor off"),
+            ("--llama-cache-type q8_0 --policy llama", "flash attention"),
+            ("--chat", "one of --prompt"),
+        ):
+            command = "generate --model gone.gguf --prompt p " + words
+            self.check_refusal(command, says=[says])
+        self.check_refusal(
+            "generate --model gone.gguf", says=["one of --prompt"]
+        )
+        for words, says in (
+            ("perplexity --protocol one-shot", "one-shot comes later"),
+            ("perplexity --tokens 1", "--tokens must be 2 or more"),
+            ("needle --keys 12", "five digits"),
+            ("needle --depths 120", "not in 0..100"),
+        ):
+            self.check_refusal(
+                f"eval {words} --model gone.gguf --text t", says=[says]
+            )
+
+    def test_an_output_that_cannot_be_written_is_refused_first(self):
+        nowhere = self.folder / "no" / "where.npz"
+        model = "--model gone.gguf"
+        for command, out in (
+            (f"generate {model} --prompt p --json", nowhere),
+            (f"eval perplexity {model} --text t --json", self.folder),
+            (f"calibrate {model} --text t --out", nowhere),
+        ):
+            self.check_refusal(command, out, says=[str(out)])
+        self.check_refusal(
+            f"calibrate {model} --text t --out",
+            self.folder / "f.bin",
+            says=[".npz or .safetensors"],
+        )
+
+    def test_inspect_names_a_file_that_holds_no_filters(self):
+        self.check_refusal("inspect", __file__, says=["cli_refusal_test.py"])
+        self.check_refusal("inspect gone.npz", says=["gone.npz"])
+
+
+class RefusalTest(CliTest):
+    def refuse_run(self, words, *more, says):
+        self.check_refusal(
+            "eval perplexity " + words, *more, *ON_MODEL, *OF_TEXT, says=says
+        )
+
+    def refuse_prompt(self, words, *more, says):
+        self.check_refusal("generate " + words, *more, *ON_MODEL, says=says)
+
+    def test_a_truncated_model_is_refused(self):
+        short = self.folder / "short.gguf"
+        with open(MODEL, "rb") as whole:
+            short.write_bytes(whole.read(4 << 20))
+        self.check_refusal(
+            "generate --prompt p --policy full --model",
+            short,
+            says=["short.gguf"],
+        )
+
+    def test_a_text_that_is_too_short_is_refused(self):
+        text = self.folder / "short.txt"
+        text.write_text("Only a few words.")
+        for command, needed in (
+            (f"calibrate --out {self.folder / 'f.npz'}", 16384),
+            ("eval perplexity --policy full", 4096 + 64),
+            ("eval needle --policy full", 2048),
+        ):
+            self.check_refusal(
+                command,
+                *ON_MODEL,
+                "--text",
+                text,
+                says=["short.txt is too short", f"{needed} are needed"],
+            )
+
+    def test_filters_of_another_model_are_refused(self):
+        other = self.folder / "other.safetensors"
+        tensor = {"dtype": "F32", "shape": [2, 1, 4], "data_offsets": [0, 32]}
+        header = json.dumps({"q_filters": tensor}).encode()
+        values = struct.pack("<8f", *[1, 0, 0, 0] * 2)
+        other.write_bytes(struct.pack("<Q", len(header)) + header + values)
+        says = ["have 2 layers", "has 30"]
+        self.refuse_run("--filters", other, says=says)
+        self.refuse_run("--policy full,qfilters --filters", other, says=says)
+
+    def test_missing_filters_name_the_way_to_make_them(self):
+        self.refuse_run("", says=["--filters", "qfilters calibrate"])
+        gone = self.folder / "gone.npz"
+        self.refuse_run(
+            "--filters", gone, says=[str(gone), "qfilters calibrate"]
+        )
+
+    def test_damaged_filters_are_refused(self):
+        damaged = self.folder / "damaged.npz"
+        damaged.write_bytes(pathlib.Path(filters()).read_bytes()[:5000])
+        self.refuse_run("--filters", damaged, says=["damaged.npz"])
+
+    def test_a_budget_of_protected_rows_only_is_refused(self):
+        for words in (
+            "--budget 100 --recent 96",
+            "--budget 4",
+            "--budget 1% --recent 60",
+            "--budget 1024,100 --recent 96",
+        ):
+            self.refuse_run(
+                "--policy full,streaming " + words,
+                says=["must be more than sink (4) + recent"],
+            )
+
+    def test_memory_without_a_row_is_refused(self):
+        self.refuse_run(
+            "--policy knorm --budget 1MiB", says=["1MiB leaves no row"]
+        )
+
+    def test_a_model_on_a_gpu_is_refused(self):
+        self.refuse_prompt(
+            "--prompt p --policy full --gpu-layers 1", says=["GPU"]
+        )
+
+    def test_an_empty_prompt_is_refused(self):
+        self.refuse_prompt(
+            "--policy full --prompt", "", says=["the prompt is empty"]
+        )
+
+    def test_a_prompt_beyond_the_trained_length_is_refused_when_asked(self):
+        self.refuse_prompt(
+            "--policy streaming --stop-at-trained-length --prompt-file",
+            TEXT,
+            says=["trained length of 8192"],
+        )
+
+    def test_a_failed_run_leaves_older_files_alone(self):
+        out = self.folder / "f.npz"
+        out.write_text("older")
+        self.json.write_text("older")
+        self.check_refusal(
+            f"calibrate --skip 999999 --out {out} --json {self.json}",
+            *ON_MODEL,
+            "--text",
+            __file__,
+            says=["too short"],
+        )
+        self.assertEqual(out.read_text(), "older")
+        self.assertEqual(self.json.read_text(), "older")
+
+
+if __name__ == "__main__":
+    sys.exit(cli_case.main())

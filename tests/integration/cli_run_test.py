@@ -1,0 +1,380 @@
+"""What the command line does with a real model.
+
+QFILTERS=build/release/bin/qfilters python3 cli_run_test.py
+"""
+
+import json
+import os
+import signal
+import struct
+import sys
+
+import cli_case
+from cli_case import (
+    OF_TEXT,
+    ON_MODEL,
+    PROMPT,
+    TEXT,
+    TIMEOUT,
+    CliTest,
+    catches,
+    filters,
+    make_filters,
+    wait_until,
+)
+
+ROW_BYTES = 30 * 3 * (64 + 64) * 2  # one row of every head, SmolLM2-135M
+
+
+class CalibrateTest(CliTest):
+    def calibrate(self, *outs, words=""):
+        more = [word for out in outs for word in ("--out", out)]
+        return self.run_ok(
+            "calibrate --tokens 200 --context 128 " + words,
+            *ON_MODEL,
+            *OF_TEXT,
+            *more,
+        )
+
+    def test_makes_the_filters_of_the_other_tests(self):
+        self.assertTrue(os.path.exists(make_filters()))
+
+    def test_gives_the_same_bytes_twice_and_the_same_in_both_formats(self):
+        one = self.folder / "one.npz"
+        two = self.folder / "two.safetensors"
+        again = self.folder / "again.npz"
+        text, _, result = self.calibrate(one, two)
+        self.assertIn("30 layers of 3 heads of 64", text)
+        self.calibrate(again)
+        self.assertEqual(one.read_bytes(), again.read_bytes())
+        self.assertEqual(result["n_samples"], 200)
+        self.assertEqual(result["dataset"], "handbook.txt")
+        for out in (one, two):
+            _, _, seen = self.run_ok("inspect", out)
+            self.assertEqual(seen["fingerprint"], result["fingerprint"])
+            self.assertEqual(seen["metadata"]["text_hash"], result["text_hash"])
+
+    def test_chunks_change_filters_by_rounding_only(self):
+        values = []
+        for chunk in (64, 128):
+            out = self.folder / "f.safetensors"
+            self.calibrate(out, words=f"--chunk {chunk}")
+            raw = out.read_bytes()
+            begin = 8 + struct.unpack("<Q", raw[:8])[0]
+            values.append(struct.unpack(f"<{30 * 3 * 64}f", raw[begin:]))
+        self.assertLess(max(abs(a - b) for a, b in zip(*values)), 1e-5)
+
+    def test_inspect_shows_what_a_file_is_of(self):
+        text, _, result = self.run_ok("inspect", filters())
+        for part in ("handbook.txt", "attention", "512 per", "mean norm"):
+            self.assertIn(part, text)
+        self.assertEqual(len(result["layers"]), 30)
+        self.assertEqual(result["warnings"], [])
+        for layer in result["layers"]:
+            self.assertAlmostEqual(layer["mean_norm"], 1, places=5)
+
+    def test_inspect_warns_of_what_a_file_lacks(self):
+        path = self.folder / "foreign.safetensors"
+        tensor = {"dtype": "F32", "shape": [1, 1, 2], "data_offsets": [0, 8]}
+        header = json.dumps({"q_filters": tensor}).encode()
+        size = struct.pack("<Q", len(header))
+        path.write_bytes(size + header + struct.pack("<2f", 3, 4))
+        text, _, result = self.run_ok("inspect", path)
+        for part in (
+            "layer 0: norms from 5.0000",
+            "model unknown",
+            "query site unknown",
+        ):
+            self.assertIn(part, "\n".join(result["warnings"]))
+            self.assertIn(part, text)
+
+
+class GenerateTest(CliTest):
+    def bounded(self, words):
+        return self.generate(
+            "--policy qfilters --interval 4 --ignore-eos " + words,
+            "--filters",
+            filters(),
+            "--prompt",
+            PROMPT,
+        )
+
+    def test_repeats_itself_with_a_seed_and_any_threads(self):
+        # Two threads on a busy machine are slow: few tokens, early evictions.
+        def text(words):
+            return self.bounded("-n 24 --budget 16 --recent 8 " + words)[0]
+
+        first = text("--seed 7")
+        self.assertEqual(text("--seed 7"), first)
+        self.assertEqual(text("--seed 7 --threads 2"), first)
+        self.assertNotEqual(text("--seed 8"), first)
+
+    def test_positions_rise_by_one_over_many_evictions(self):
+        for tokens in (90, 91):
+            text, result = self.bounded(f"-n {tokens} --budget 48")
+            self.check_run(result)
+            self.assertGreaterEqual(result["evictions"], 10)
+            self.assertEqual(result["generated_tokens"], tokens)
+            self.assertEqual(result["prompt_tokens"], 12)
+            # The last token was given out and need not enter the cache.
+            self.assertEqual(result["offset"], 12 + tokens - 1)
+            self.assertLessEqual(result["rows_kept_max"], 48 + 4)
+            self.assertEqual(result["stop"], "length")
+            self.assertEqual(text, result["text"] + "\n")
+
+    def test_holds_no_more_rows_than_budget_interval_and_chunk(self):
+        prompt = self.folder / "prompt.txt"
+        with open(TEXT) as text:
+            prompt.write_text(text.read(4000))
+        _, result = self.generate(
+            "--policy qfilters --budget 192 --interval 64 --chunk 128 -n 4",
+            "--filters",
+            filters(),
+            "--prompt-file",
+            prompt,
+        )
+        offset = result["offset"]
+        self.assertGreater(offset, 700)
+        kv_bytes = result["kv_bytes"]
+        # llama.cpp pads its own part, one micro-batch, to 256 rows.
+        self.assertLessEqual(kv_bytes["peak"], (192 + 64 + 256) * ROW_BYTES)
+        self.assertEqual(kv_bytes["full"], offset * ROW_BYTES)
+
+    def test_takes_budgets_in_three_forms(self):
+        for budget, rows in (("40", 40), ("50%", 10), ("4MiB", 64)):
+            _, result = self.generate(
+                f"-n 8 --policy streaming --budget {budget}",
+                "--prompt",
+                PROMPT,
+            )
+            self.assertEqual(result["budget"], rows)
+            self.assertEqual(result["recent"], 0)
+
+    def test_every_policy_generates(self):
+        for policy in (
+            "llama",
+            "full",
+            "qfilters",
+            "streaming",
+            "knorm",
+            "random",
+        ):
+            text, result = self.generate(
+                f"-n 6 --budget 16 --policy {policy}",
+                "--filters",
+                filters(),
+                "--prompt",
+                PROMPT,
+            )
+            self.assertEqual(result["policy"], policy)
+            bounded = policy not in ("llama", "full")
+            self.assertEqual(result["budget"], 16 if bounded else None)
+            self.assertGreater(len(text), 1)
+
+    def test_reads_a_prompt_from_stdin(self):
+        words = "-n 8 --policy full"
+        piped, _ = self.generate(words + " --prompt-file -", stdin=PROMPT)
+        given, _ = self.generate(words, "--prompt", PROMPT)
+        self.assertEqual(piped, given)
+
+    def test_the_summary_goes_to_stderr_only(self):
+        text, summary, _ = self.run_ok(
+            "generate -n 4 --policy full", *ON_MODEL, "--prompt", PROMPT
+        )
+        for part in (
+            "tokens seen",
+            "rows kept",
+            "KV cache",
+            "first token",
+            "tokens/s",
+            "time in",
+            "peak memory",
+        ):
+            self.assertIn(part, summary)
+            self.assertNotIn(part, text)
+
+
+class ChatTest(CliTest):
+    def chat(self, stdin, words):
+        return self.generate("--chat --policy full " + words, stdin=stdin)
+
+    def test_carries_the_cache_over_and_closes_each_turn(self):
+        one, first = self.chat("Hello there\n", "-n 8")
+        two, both = self.chat("Hello there\n\nHello there\n", "-n 8")
+        self.assertEqual((first["turns"], both["turns"]), (1, 2))
+        self.assertTrue(two.startswith(one))
+        # The second turn adds its own part and the end of the first answer,
+        # <|im_end|> and a line break. An answer that was cut off has besides
+        # one token that was given out and is not in the cache.
+        cut_off = 1 if first["generated_tokens"] == 8 else 0
+        self.assertEqual(
+            both["prompt_tokens"], 2 * first["prompt_tokens"] + 2 + cut_off
+        )
+        self.assertEqual(both["stop"], "end")
+
+    def test_ends_an_answer_at_the_models_end_token(self):
+        text, result = self.chat(
+            "What is the capital of France?\n", "--temp 0 -n 60"
+        )
+        generated = result["generated_tokens"]
+        self.assertLess(generated, 60)
+        self.assertEqual(result["prompt_tokens"] + generated, result["offset"])
+        self.assertIn("Paris", text)
+        self.assertNotIn("<|", text)
+
+
+class InterruptTest(CliTest):
+    def test_ends_generation_cleanly(self):
+        process = self.start(
+            "generate -n 100000 --ignore-eos --policy streaming --budget 64",
+            *ON_MODEL,
+            "--prompt",
+            PROMPT,
+        )
+        process.stdout.read(40)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertIn("stopped by interrupted", errors.decode())
+        result = json.loads(self.json.read_text())
+        self.assertEqual(result["stop"], "interrupted")
+        self.assertGreater(result["generated_tokens"], 4)
+
+    def test_ends_a_prefill_cleanly(self):
+        process = self.start(
+            "generate --chunk 32 --policy streaming --budget 64",
+            *ON_MODEL,
+            "--prompt-file",
+            TEXT,
+        )
+        wait_until(
+            lambda: catches(process.pid, signal.SIGINT), "the prefill begins"
+        )
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertEqual(output, b"")
+        result = json.loads(self.json.read_text())
+        self.assertEqual(result["stop"], "interrupted")
+        self.assertEqual(result["offset"], result["prompt_tokens"])
+
+    def test_kills_when_repeated(self):
+        # One step of thousands of tokens: the second signal comes within it.
+        process = self.start(
+            "generate --chunk 4096 --policy streaming",
+            *ON_MODEL,
+            "--prompt-file",
+            TEXT,
+        )
+
+        def caught():
+            return catches(process.pid, signal.SIGINT)
+
+        wait_until(caught, "the prefill begins")
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: not caught(), "the first signal is noted")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, -signal.SIGINT)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_leaves_no_file_of_an_evaluation(self):
+        temporary = self.folder / "tmp"
+        temporary.mkdir()
+        process = self.start(
+            "eval perplexity --policy full,llama",
+            *ON_MODEL,
+            *OF_TEXT,
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        wait_until(lambda: list(temporary.iterdir()), "the first run begins")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 1)
+        self.assertEqual(errors.decode(), "qfilters: eval: interrupted\n")
+        self.assertEqual(output, b"")
+        self.assertEqual(list(temporary.iterdir()), [])
+        self.assertFalse(self.json.exists())
+
+
+class EvalTest(CliTest):
+    def perplexity(self, words, tokens=128, env=None):
+        table, _, result = self.run_ok(
+            f"eval perplexity --tokens {tokens} --decode 4 --chunk 64 " + words,
+            *ON_MODEL,
+            *OF_TEXT,
+            "--filters",
+            filters(),
+            env=env,
+        )
+        self.assertEqual(result["task"], "perplexity")
+        for each in result["runs"]:
+            self.check_run(each)
+        return table, result["runs"]
+
+    def test_our_full_cache_agrees_with_llama(self):
+        _, (llama, full) = self.perplexity("--policy llama,full", tokens=320)
+        self.assertEqual(llama["predictions"], 320 - 1 - 159)
+        self.assertEqual(full["predictions"], llama["predictions"])
+        self.assertLess(abs(full["mean_nll"] - llama["mean_nll"]), 0.01)
+
+    def test_a_budget_over_everything_changes_nothing(self):
+        _, (full, bounded) = self.perplexity(
+            "--policy full,qfilters --budget 132"
+        )
+        self.assertEqual(full["perplexity"], bounded["perplexity"])
+        self.assertEqual(bounded["rows_kept"], 132)
+        self.assertEqual(bounded["evictions"], 0)
+
+    def test_runs_each_policy_with_each_budget(self):
+        temporary = self.folder / "tmp"
+        temporary.mkdir()
+        table, runs = self.perplexity(
+            "--policy full,streaming,random --budget 32,25%",
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        self.assertEqual(
+            [(each["policy"], each["budget"]) for each in runs],
+            [
+                ("full", None),
+                ("streaming", 32),
+                ("streaming", 33),
+                ("random", 32),
+                ("random", 33),
+            ],
+        )
+        self.assertEqual(len(table.splitlines()), 6)
+        self.assertEqual(list(temporary.iterdir()), [])
+
+    def test_gives_the_same_alone_and_among_others(self):
+        _, (alone,) = self.perplexity("--policy knorm --budget 32")
+        _, (_, among) = self.perplexity("--policy full,knorm --budget 32")
+        self.assertEqual(alone["perplexity"], among["perplexity"])
+        self.assertGreater(alone["evictions"], 0)
+
+    def test_a_needle_is_found_in_the_full_cache(self):
+        table, _, result = self.run_ok(
+            "eval needle --policy full,streaming --budget 64"
+            " --lengths 256 --depths 30 --keys 58291,40716",
+            *ON_MODEL,
+            *OF_TEXT,
+        )
+        self.assertEqual(result["task"], "needle")
+        full, streaming = result["runs"]
+        for each in (full, streaming):
+            self.check_run(each)
+            self.assertEqual(
+                [
+                    (cell["length"], cell["depth"], cell["key"])
+                    for cell in each["cells"]
+                ],
+                [(256, 30, "58291"), (256, 30, "40716")],
+            )
+        self.assertEqual(full["accuracy"], 1)
+        self.assertLess(full["mean_nll"], 0.5)
+        self.assertEqual(streaming["accuracy"], 0)
+        self.assertIn("accuracy", table)
+
+
+if __name__ == "__main__":
+    sys.exit(cli_case.main())

@@ -1,0 +1,453 @@
+#include "qfilters/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "qfilters/error.h"
+#include "qfilters/sequence_cache.h"
+
+#include "unit/test_util.h"
+
+namespace qfilters {
+namespace {
+
+using ::testing::Each;
+
+using test::bits_of;
+using test::error_of;
+using test::FloatTensor;
+using test::HalfTensor;
+using test::IsError;
+using test::random_floats;
+using test::random_halves;
+
+// The shapes of one call.
+struct Case {
+  std::size_t stored = 0;  // rows of the fullest group
+  std::size_t tokens = 1;
+  std::size_t key_dim = 64;
+  std::size_t value_dim = 64;
+  std::size_t batch = 1;
+  std::size_t kv_heads = 2;
+  std::size_t share = 2;  // query heads of a KV head
+  DType dtype = DType::kFloat16;
+  bool ragged = false;  // group g holds every (g + 1)-th stored row
+  AttentionOptions options = {};
+};
+
+std::string name_of(const Case& c) {
+  std::string name =
+      "stored" + std::to_string(c.stored) + "new" + std::to_string(c.tokens) +
+      "dk" + std::to_string(c.key_dim) + "dv" + std::to_string(c.value_dim) +
+      "b" + std::to_string(c.batch) + "h" + std::to_string(c.kv_heads) + "x" +
+      std::to_string(c.share) + to_string(c.dtype);
+  if (c.ragged) name += "ragged";
+  if (c.options.scale < 0) name += "minus";
+  if (c.options.scale != 0) name += "scaled";
+  if (c.options.soft_cap != 0) {
+    name += "cap" + std::to_string(std::lround(c.options.soft_cap));
+  }
+  if (c.options.window != 0) name += "win" + std::to_string(c.options.window);
+  return name;
+}
+
+void PrintTo(const Case& c, std::ostream* os) {
+  *os << name_of(c);
+}
+
+// The data of one call, owned.
+class Call {
+ public:
+  explicit Call(const Case& c)
+      : c_(c),
+        store_(pool_, {c.batch, c.kv_heads, c.key_dim, c.value_dim, c.dtype}),
+        keys_(random_halves(
+            1,
+            c.dtype,
+            c.batch,
+            c.kv_heads,
+            c.stored + c.tokens,
+            c.key_dim,
+            3)),
+        values_(random_halves(
+            2,
+            c.dtype,
+            c.batch,
+            c.kv_heads,
+            c.stored + c.tokens,
+            c.value_dim,
+            5)),
+        queries_(random_floats(
+            3, c.batch, c.kv_heads * c.share, c.tokens, c.key_dim)) {
+    const std::vector<float> scores(c.stored);
+    for (std::size_t g = 0; g < store_.shape().groups(); ++g) {
+      std::vector<std::uint32_t> which;
+      for (std::size_t t = 0; t < c.stored; t += c.ragged ? g + 1 : 1) {
+        which.push_back(static_cast<std::uint32_t>(t));
+      }
+      store_.reserve(g, which.size());
+      store_.append(g, keys_.view(), values_.view(), which, 0, scores);
+    }
+  }
+
+  [[nodiscard]] RowsView rows() const {
+    return {
+        store_,
+        keys_.slice(c_.stored, c_.tokens),
+        values_.slice(c_.stored, c_.tokens),
+        static_cast<std::int32_t>(c_.stored)};
+  }
+
+  HalfTensor& keys() { return keys_; }
+
+  HalfTensor& values() { return values_; }
+
+  FloatTensor& queries() { return queries_; }
+
+  [[nodiscard]] std::vector<float> run(int threads = 1) const {
+    AttentionOptions options = c_.options;
+    options.threads = threads;
+    const std::size_t heads = c_.kv_heads * c_.share;
+    std::vector<float> out(c_.batch * heads * c_.tokens * c_.value_dim);
+    attend(
+        queries_.view(),
+        rows(),
+        options,
+        OutputView::dense(
+            out.data(), c_.batch, heads, c_.tokens, c_.value_dim));
+    return out;
+  }
+
+  void expect_agreement() const {
+    const auto got = run();
+    const double scale = c_.options.scale != 0.0F
+                             ? double{c_.options.scale}
+                             : 1.0 / std::sqrt(static_cast<double>(c_.key_dim));
+    const test::ReferenceAttention reference{
+        scale, c_.options.soft_cap, c_.options.window};
+    const std::size_t heads = c_.kv_heads * c_.share;
+    const float* out = got.data();
+    for (std::size_t b = 0; b < c_.batch; ++b) {
+      for (std::size_t h = 0; h < heads; ++h) {
+        for (std::size_t t = 0; t < c_.tokens; ++t, out += c_.value_dim) {
+          const auto want = test::reference_query(
+              queries_.row(b, h, t),
+              rows(),
+              b * c_.kv_heads + h / c_.share,
+              t,
+              reference);
+          for (std::size_t d = 0; d < c_.value_dim; ++d) {
+            ASSERT_NEAR(out[d], want.value[d], want.bound[d])
+                << "batch " << b << " head " << h << " token " << t << " dim "
+                << d;
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  Case c_;
+  RowPool pool_;
+  KVStore store_;
+  HalfTensor keys_;
+  HalfTensor values_;
+  FloatTensor queries_;
+};
+
+TEST(AttentionTest, ReturnsTheOnlyVisibleValue) {
+  Call call({.tokens = 1, .key_dim = 5, .value_dim = 7, .share = 1});
+  const auto out = call.run();
+  for (std::size_t h = 0; h < 2; ++h) {
+    for (std::size_t d = 0; d < 7; ++d) {
+      EXPECT_EQ(out[h * 7 + d], from_float16(call.values().row(0, h, 0)[d]));
+    }
+  }
+}
+
+TEST(AttentionTest, AveragesTheValuesOfEqualScores) {
+  Call call({.stored = 3, .tokens = 2, .value_dim = 1, .kv_heads = 1});
+  std::fill(call.queries().data().begin(), call.queries().data().end(), 0.0F);
+  for (std::size_t t = 0; t < 5; ++t) {
+    call.values().row(0, 0, t)[0] = to_float16(static_cast<float>(t));
+  }
+  // Stored rows hold the values given before; only the new ones changed.
+  std::vector<std::uint16_t> value(1);
+  double sum = 0;
+  for (std::size_t r = 0; r < 3; ++r) {
+    call.rows().read_value(0, r, value.data());
+    sum += from_float16(value[0]);
+  }
+  const auto out = call.run();
+  EXPECT_NEAR(out[0], (sum + 3) / 4, 1e-6);
+  EXPECT_NEAR(out[1], (sum + 3 + 4) / 5, 1e-6);
+}
+
+class AttentionCaseTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AttentionCaseTest, AgreesWithFloat64) {
+  Call(GetParam()).expect_agreement();
+}
+
+TEST_P(AttentionCaseTest, HasTheSameBitsForEveryThreadCount) {
+  const Call call(GetParam());
+  const auto one = bits_of(call.run(1));
+  EXPECT_EQ(bits_of(call.run(2)), one);
+  EXPECT_EQ(bits_of(call.run(7)), one);
+}
+
+std::vector<Case> dims() {
+  std::vector<Case> out;
+  for (const std::size_t dim :
+       {1U, 2U, 15U, 16U, 17U, 33U, 64U, 80U, 96U, 128U, 256U}) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      Case c{.stored = 70, .tokens = 5, .key_dim = dim, .value_dim = dim};
+      c.dtype = dtype;
+      out.push_back(c);
+    }
+  }
+  return out;
+}
+
+std::vector<Case> block_borders() {
+  std::vector<Case> out;
+  for (const std::size_t stored : {0U, 1U, 63U, 64U, 65U, 130U}) {
+    for (const std::size_t tokens : {1U, 2U, 63U, 64U, 65U, 130U}) {
+      out.push_back(
+          {.stored = stored, .tokens = tokens, .key_dim = 16, .value_dim = 24});
+    }
+  }
+  return out;
+}
+
+std::vector<Case> features() {
+  const DType bf16 = DType::kBFloat16;
+  return {
+      {.stored = 90, .tokens = 20, .key_dim = 64, .value_dim = 96},
+      {.stored = 90, .tokens = 20, .key_dim = 80, .value_dim = 17},
+      {.stored = 200, .tokens = 9, .batch = 2, .kv_heads = 3, .ragged = true},
+      {.stored = 99, .tokens = 70, .kv_heads = 1, .share = 9, .dtype = bf16},
+      {.stored = 99, .tokens = 9, .kv_heads = 4, .share = 1, .ragged = true},
+      {.stored = 64, .tokens = 2, .kv_heads = 1, .share = 70},
+      {.stored = 80, .tokens = 30, .options = {.scale = 0.7F}},
+      {.stored = 80, .tokens = 30, .options = {.scale = -1.0F}},
+      {.stored = 80, .tokens = 30, .options = {.soft_cap = 1.5F}},
+      {.stored = 80, .tokens = 30, .options = {.soft_cap = 50.0F}},
+      {.stored = 150, .tokens = 80, .options = {.window = 1}},
+      {.stored = 150, .tokens = 80, .options = {.window = 63}},
+      {.stored = 150, .tokens = 80, .options = {.window = 64}},
+      {.stored = 150, .tokens = 80, .options = {.window = 100}},
+      {.stored = 150, .tokens = 80, .options = {.window = 1000}},
+      {.stored = 150,
+       .tokens = 80,
+       .batch = 2,
+       .ragged = true,
+       .options = {.soft_cap = 5.0F, .window = 40}},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Dims, AttentionCaseTest, ::testing::ValuesIn(dims()), [](const auto& c) {
+      return name_of(c.param);
+    });
+INSTANTIATE_TEST_SUITE_P(
+    BlockBorders,
+    AttentionCaseTest,
+    ::testing::ValuesIn(block_borders()),
+    [](const auto& c) { return name_of(c.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Features,
+    AttentionCaseTest,
+    ::testing::ValuesIn(features()),
+    [](const auto& c) { return name_of(c.param); });
+
+TEST(AttentionTest, TakesAHugeWindowAsNone) {
+  Case c{.stored = 70, .tokens = 9};
+  const auto want = bits_of(Call(c).run());
+  for (const std::size_t window :
+       {std::size_t{79}, std::numeric_limits<std::size_t>::max()}) {
+    c.options.window = window;
+    EXPECT_EQ(bits_of(Call(c).run()), want) << window;
+  }
+}
+
+// All of attention's output for a sequence that keeps every row, given in
+// micro-batches of `sizes`.
+std::vector<float> attend_in(
+    const std::vector<std::size_t>& sizes,
+    const HalfTensor& keys,
+    const HalfTensor& values,
+    const FloatTensor& queries) {
+  const TensorView& k = keys.view();
+  const TensorView& q = queries.view();
+  SequenceOptions options;
+  options.dtype = k.dtype;
+  SequenceCache cache(
+      {{k.heads, k.dim, values.view().dim}}, Policy::full(), options);
+  FloatTensor out(DType::kFloat32, 1, q.heads, q.tokens, values.view().dim);
+  std::size_t first = 0;
+  for (const std::size_t count : sizes) {
+    cache.begin(count);
+    cache.append(0, keys.slice(first, count), values.slice(first, count));
+    OutputView to = OutputView::dense(
+        out.data().data(), 1, q.heads, q.tokens, values.view().dim);
+    to.data = to.row(0, 0, first);
+    to.tokens = count;
+    attend(queries.slice(first, count), cache.rows(0), {}, to);
+    cache.commit();
+    first += count;
+  }
+  return out.data();
+}
+
+TEST(AttentionTest, HasTheSameBitsHoweverTheTokensAreSplit) {
+  constexpr std::size_t kTokens = 150;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    const HalfTensor keys = random_halves(1, dtype, 1, 2, kTokens, 48);
+    const HalfTensor values = random_halves(2, dtype, 1, 2, kTokens, 33);
+    const FloatTensor queries = random_floats(3, 1, 6, kTokens, 48);
+    const auto whole = bits_of(attend_in({kTokens}, keys, values, queries));
+    for (const std::size_t size : {1U, 2U, 3U, 7U, 63U, 64U, 65U, 149U}) {
+      const auto sizes = test::chunks(kTokens, size);
+      EXPECT_EQ(bits_of(attend_in(sizes, keys, values, queries)), whole)
+          << "micro-batches of " << size;
+    }
+    EXPECT_EQ(
+        bits_of(attend_in({1, 60, 5, 0, 64, 20}, keys, values, queries)),
+        whole);
+  }
+}
+
+TEST(AttentionTest, NeverLetsALaterRowReachAnEarlierQuery) {
+  Call call({.stored = 70, .tokens = 30, .share = 1});
+  const auto before = call.run();
+  for (const std::uint16_t poison :
+       {std::uint16_t{0x7C00}, std::uint16_t{0x7E00}}) {
+    // New token 12, in both heads: keys and values that are not finite.
+    for (std::size_t h = 0; h < 2; ++h) {
+      std::ranges::fill(call.keys().row(0, h, 82), poison);
+      std::ranges::fill(call.values().row(0, h, 82), poison);
+    }
+    const auto after = call.run();
+    for (std::size_t h = 0; h < 2; ++h) {
+      for (std::size_t i = 0; i < 12 * 64; ++i) {
+        ASSERT_EQ(after[h * 30 * 64 + i], before[h * 30 * 64 + i]);
+      }
+    }
+  }
+}
+
+TEST(AttentionTest, StaysFiniteWhenScoresAreHuge) {
+  Call call({.stored = 70, .tokens = 9, .options = {.scale = 1000.0F}});
+  EXPECT_THAT(call.run(), Each(::testing::Truly([](float x) {
+                return std::isfinite(x) && std::abs(x) < 4.0F;
+              })));
+}
+
+TEST(AttentionTest, WritesOnlyWhereTheOutputViewPoints) {
+  Call call({.stored = 10, .tokens = 3, .value_dim = 4, .kv_heads = 1});
+  const auto dense = call.run();
+  // [token][head][dim + 2], as a transposed layout with padding.
+  std::vector<float> out(3 * 2 * 6, -7.0F);
+  const OutputView view{out.data(), 1, 2, 3, 4, 36, 6, 12};
+  attend(call.queries().view(), call.rows(), {}, view);
+  for (std::size_t t = 0; t < 3; ++t) {
+    for (std::size_t h = 0; h < 2; ++h) {
+      for (std::size_t d = 0; d < 6; ++d) {
+        const float want = d < 4 ? dense[(h * 3 + t) * 4 + d] : -7.0F;
+        EXPECT_EQ(out[(t * 2 + h) * 6 + d], want);
+      }
+    }
+  }
+}
+
+TEST(AttentionTest, ReadsStridedQueries) {
+  Call call({.stored = 10, .tokens = 3, .key_dim = 8, .kv_heads = 1});
+  const auto want = call.run();
+  std::vector<float> moved(3 * 2 * 8);  // [token][head][dim]
+  for (std::size_t t = 0; t < 3; ++t) {
+    for (std::size_t h = 0; h < 2; ++h) {
+      std::ranges::copy(call.queries().row(0, h, t), &moved[(t * 2 + h) * 8]);
+    }
+  }
+  const TensorView view{moved.data(), DType::kFloat32, 1, 2, 3, 8, 48, 8, 16};
+  std::vector<float> out(want.size());
+  attend(view, call.rows(), {}, OutputView::dense(out.data(), 1, 2, 3, 64));
+  EXPECT_EQ(out, want);
+}
+
+TEST(AttentionTest, DoesNothingWithoutNewRows) {
+  const Call call({.stored = 10, .tokens = 0});
+  EXPECT_TRUE(call.run().empty());
+}
+
+TEST(AttentionTest, RejectsShapesThatDoNotFitAndWritesNothing) {
+  Call call({.stored = 10, .tokens = 3, .key_dim = 8, .value_dim = 4});
+  std::vector<float> out(4 * 3 * 4, -7.0F);
+  const OutputView good = OutputView::dense(out.data(), 1, 4, 3, 4);
+  const auto with =
+      [&](const std::function<void(TensorView&, OutputView&)>& f) {
+        TensorView queries = call.queries().view();
+        OutputView to = good;
+        f(queries, to);
+        const auto error =
+            error_of([&] { attend(queries, call.rows(), {}, to); });
+        EXPECT_THAT(out, Each(-7.0F));
+        return error;
+      };
+  const auto is_shape = IsError(
+      ErrorKind::kShape, "do not fit rows [1, 2, 3, 8] with value dim 4");
+  using Q = TensorView;
+  using O = OutputView;
+  EXPECT_THAT(with([](Q& q, O&) { q.dtype = DType::kFloat16; }), is_shape);
+  EXPECT_THAT(with([](Q& q, O& o) { q.batch = o.batch = 2; }), is_shape);
+  EXPECT_THAT(with([](Q& q, O& o) { q.heads = o.heads = 3; }), is_shape);
+  EXPECT_THAT(with([](Q& q, O& o) { q.heads = o.heads = 0; }), is_shape);
+  EXPECT_THAT(with([](Q& q, O& o) { q.tokens = o.tokens = 2; }), is_shape);
+  EXPECT_THAT(with([](Q& q, O&) { q.dim = 7; }), is_shape);
+  EXPECT_THAT(with([](Q&, O& o) { o.batch = 2; }), is_shape);
+  EXPECT_THAT(with([](Q&, O& o) { o.heads = 2; }), is_shape);
+  EXPECT_THAT(with([](Q&, O& o) { o.tokens = 4; }), is_shape);
+  EXPECT_THAT(with([](Q&, O& o) { o.dim = 8; }), is_shape);
+  EXPECT_EQ(
+      error_of([&] { attend(call.queries().view(), call.rows(), {}, good); }),
+      std::nullopt);
+}
+
+TEST(AttentionTest, RejectsOptionsOutOfRangeAndWritesNothing) {
+  Call call({.stored = 10, .tokens = 3, .key_dim = 8, .value_dim = 4});
+  std::vector<float> out(4 * 3 * 4, -7.0F);
+  for (const AttentionOptions& bad :
+       {AttentionOptions{.threads = 0},
+        AttentionOptions{.threads = -1},
+        AttentionOptions{.soft_cap = -1.0F},
+        AttentionOptions{.soft_cap = test::kNaN},
+        AttentionOptions{.soft_cap = test::kInfinity},
+        AttentionOptions{.scale = test::kNaN},
+        AttentionOptions{.scale = -test::kInfinity}}) {
+    EXPECT_THAT(
+        error_of([&] {
+          attend(
+              call.queries().view(),
+              call.rows(),
+              bad,
+              OutputView::dense(out.data(), 1, 4, 3, 4));
+        }),
+        IsError(ErrorKind::kInvalidArgument, "attend: "));
+    EXPECT_THAT(out, Each(-7.0F));
+  }
+}
+
+}  // namespace
+}  // namespace qfilters

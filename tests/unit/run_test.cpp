@@ -1,0 +1,164 @@
+#include "eval/run.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "unit/test_util.h"
+
+namespace qfilters::eval {
+namespace {
+
+using ::testing::ElementsAre;
+
+using test::error_of;
+using test::IsError;
+
+const std::vector<LayerShape> kLayers(2, LayerShape{3, 64, 64, 0});
+
+RunSpec spec(const std::string& policy, const std::string& budget) {
+  RunSpec out;
+  out.policy = policy;
+  out.budget = parse_budget(budget);
+  return out;
+}
+
+TEST(RunTest, KnowsThePoliciesInDocumentedOrder) {
+  EXPECT_THAT(
+      policy_names(),
+      ElementsAre("llama", "full", "qfilters", "streaming", "knorm", "random"));
+}
+
+TEST(RunTest, HasNoLimitsWhereEveryRowStays) {
+  EXPECT_EQ(limits_of(spec("llama", "1"), 10, kLayers), std::nullopt);
+  EXPECT_EQ(limits_of(spec("full", "1"), 10, kLayers), std::nullopt);
+}
+
+TEST(RunTest, ProtectsHalfOfTheBudgetAsRecentByDefault) {
+  EXPECT_EQ(
+      limits_of(spec("qfilters", "1024"), 10, kLayers),
+      (Limits{1024, 4, 512, 64}));
+  EXPECT_EQ(
+      limits_of(spec("knorm", "25%"), 4096, kLayers),
+      (Limits{1024, 4, 512, 64}));
+  EXPECT_EQ(
+      limits_of(spec("streaming", "1024"), 10, kLayers),
+      (Limits{1024, 4, 0, 64}));
+}
+
+TEST(RunTest, LetsTheDefaultNeverBeTheReasonOfARefusal) {
+  EXPECT_EQ(
+      limits_of(spec("qfilters", "6"), 10, kLayers), (Limits{6, 4, 1, 64}));
+  EXPECT_EQ(
+      limits_of(spec("qfilters", "5"), 10, kLayers), (Limits{5, 4, 0, 64}));
+}
+
+TEST(RunTest, RefusesABudgetOfProtectedRowsOnly) {
+  RunSpec small = spec("qfilters", "100");
+  small.recent = 96;
+  EXPECT_THAT(
+      error_of([&] { (void)limits_of(small, 10, kLayers); }),
+      IsError(
+          ErrorKind::kInvalidArgument,
+          "budget: 100 rows must be more than sink (4) + recent (96)"));
+  small.recent = 95;
+  EXPECT_EQ(limits_of(small, 10, kLayers)->recent, 95U);
+  small.recent = static_cast<std::size_t>(-1);
+  EXPECT_TRUE(error_of([&] { (void)limits_of(small, 10, kLayers); }));
+  EXPECT_TRUE(
+      error_of([&] { (void)limits_of(spec("random", "4"), 10, kLayers); }));
+}
+
+TEST(RunTest, ChecksASpecWithoutAModel) {
+  EXPECT_NO_THROW(check_spec(spec("llama", "512")));
+  EXPECT_THAT(
+      error_of([] { check_spec(spec("best", "512")); }),
+      IsError(
+          ErrorKind::kInvalidArgument, "unknown name 'best'; known: llama"));
+  RunSpec bad = spec("full", "1");
+  bad.protocol = "one-shot";
+  EXPECT_THAT(
+      error_of([&] { check_spec(bad); }),
+      IsError(ErrorKind::kUnsupported, "one-shot comes later"));
+  bad = spec("full", "1");
+  bad.chunk = 0;
+  EXPECT_THAT(
+      error_of([&] { check_spec(bad); }),
+      IsError(ErrorKind::kInvalidArgument, "chunk: 0"));
+  bad = spec("full", "1");
+  bad.threads = 0;
+  EXPECT_THAT(
+      error_of([&] { check_spec(bad); }),
+      IsError(ErrorKind::kInvalidArgument, "threads: 0"));
+  bad = spec("llama", "1");
+  bad.llama_cache_type = "q8_0";
+  EXPECT_THAT(
+      error_of([&] { check_spec(bad); }),
+      IsError(ErrorKind::kInvalidArgument, "needs flash attention"));
+  bad.llama_flash_attention = true;
+  EXPECT_NO_THROW(check_spec(bad));
+}
+
+TEST(RunTest, WritesEveryKeyOfTheContract) {
+  RunRecord record;
+  record.spec = spec("qfilters", "1024");
+  record.limits = limits_of(record.spec, 4096, kLayers);
+  record.model_name = "toy";
+  record.layers = kLayers;
+  record.stats.tokens = 4160;
+  record.stats.rows_mean = 1040.5;
+  record.stats.kv_bytes_peak = 7;
+  record.prefill_tokens = 4096;
+  record.prefill_seconds = 32;
+  record.decode_tokens = 64;
+  const Json json = to_json(record);
+  for (const char* key :
+       {"policy",
+        "budget",
+        "sink",
+        "recent",
+        "interval",
+        "chunk",
+        "threads",
+        "tokens",
+        "offset",
+        "rows_kept",
+        "rows_kept_min",
+        "rows_kept_max",
+        "evictions",
+        "kv_bytes",
+        "seconds",
+        "tokens_per_second",
+        "peak_rss_bytes",
+        "model"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  EXPECT_EQ(json["budget"], 1024);
+  EXPECT_EQ(json["recent"], 512);
+  EXPECT_EQ(json["tokens"], 4160);
+  EXPECT_EQ(json["offset"], 4160);
+  EXPECT_EQ(json["rows_kept"], 1040.5);
+  EXPECT_EQ(json["kv_bytes"], (Json{{"peak", 7}, {"full", 0}}));
+  EXPECT_EQ(json["tokens_per_second"]["prefill"], 128.0);
+  EXPECT_EQ(json["tokens_per_second"]["decode"], 0.0);
+  EXPECT_GT(json["peak_rss_bytes"], 1 << 20);
+  EXPECT_EQ(
+      json["model"],
+      (Json{
+          {"name", "toy"}, {"layers", 2}, {"kv_heads", 3}, {"head_dim", 64}}));
+}
+
+TEST(RunTest, WritesNullForLimitsThatDoNotExist) {
+  RunRecord record;
+  record.spec.policy = "full";
+  const Json json = to_json(record);
+  for (const char* key : {"budget", "sink", "recent", "interval"}) {
+    EXPECT_TRUE(json.at(key).is_null()) << key;
+  }
+}
+
+}  // namespace
+}  // namespace qfilters::eval
