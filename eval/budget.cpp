@@ -94,8 +94,9 @@ std::size_t budget_rows(
     return static_cast<std::size_t>(rows);
   }
   const std::uint64_t all_heads = block_bytes(layers);
-  if (all_heads == 0)
+  if (all_heads == 0) {
     refuse("the model has no layer that a budget could bound");
+  }
   const std::uint64_t rows = budget.amount / all_heads * kBlockRows;
   if (rows <= interval) {
     const std::uint64_t blocks = interval / kBlockRows + 1;

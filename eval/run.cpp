@@ -39,8 +39,9 @@ std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
 
 std::vector<std::string> policy_names() {
   std::vector<std::string> names{std::string(kLlama)};
-  for (const std::string_view name : Policy::names())
+  for (const std::string_view name : Policy::names()) {
     names.emplace_back(name);
+  }
   return names;
 }
 

@@ -48,7 +48,7 @@ std::size_t cut(std::string_view slice) {
 
 }  // namespace
 
-Codec make_codec(std::shared_ptr<const llama::Model> model) {
+Codec make_codec(const std::shared_ptr<const llama::Model>& model) {
   Codec codec;
   codec.prefix = model->tokenize("", true, false);
   codec.vocabulary = model->vocabulary();

@@ -23,7 +23,8 @@ struct Codec {
   std::size_t vocabulary = 0;
 };
 
-[[nodiscard]] Codec make_codec(std::shared_ptr<const llama::Model> model);
+[[nodiscard]] Codec make_codec(
+    const std::shared_ptr<const llama::Model>& model);
 
 /// Tokens [skip, skip + count) of a text file, without the prefix. The file is
 /// tokenized in slices of fixed places, so the result does not depend on

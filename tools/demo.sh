@@ -13,7 +13,7 @@ demo=$ROOT/build/demo
 filters=$demo/smollm2.npz
 
 [[ -x $qfilters ]] || die "no ${qfilters#"$ROOT/"}: run \`make build\` first"
-[[ -f $model && -f $text ]] || die "no models or text: run \`make assets\` first"
+[[ -f $model && -f $text ]] || die "no model or text: run \`make assets\` first"
 mkdir -p "$demo"
 
 # Tokens of the book that are predicted come first, the others far behind.
@@ -29,6 +29,6 @@ say "predicting 4,096 other tokens, each cache in a process of its own"
   --budget 1024 --recent 512 --json "$demo/perplexity.json" |
   tee "$demo/perplexity.txt"
 
-say "writing on from 3,000 bytes of the book, 256 rows a head"
-head -c 3000 "$text" | "$qfilters" generate --model "$model" \
-  --prompt-file - --filters "$filters" --budget 256 -n 120 --seed 1
+say "writing on from the first pages, 256 rows a head"
+head -n 25 "$text" | "$qfilters" generate --model "$model" \
+  --prompt-file - --filters "$filters" --budget 256 -n 120 --seed 3

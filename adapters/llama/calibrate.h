@@ -13,7 +13,7 @@
 namespace qfilters::llama {
 
 struct CalibrateOptions {
-  std::size_t context = 2048;  ///< tokens of one independent passage
+  std::size_t context = 4096;  ///< tokens of one independent passage
   std::size_t chunk = 256;     ///< tokens per micro-batch
   int threads = 1;
 };

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -10,15 +11,13 @@
 #include <thread>
 
 #include <fmt/core.h>
-#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "qfilters/error.h"
 
 #include "interrupt.h"
-
-extern char** environ;
 
 namespace qfilters::cli {
 
@@ -66,7 +65,7 @@ std::vector<std::string> arguments_for(
     const std::string name = "--" + option->get_lnames().front();
     if (name == "--policy" || name == "--budget" || name == "--json") continue;
     for (const std::string& value : option->results()) {
-      arguments.push_back(name + "=" + value);
+      arguments.push_back(fmt::format("{}={}", name, value));
     }
   }
   arguments.push_back("--policy=" + candidate.policy);
@@ -78,8 +77,10 @@ std::vector<std::string> arguments_for(
 
 pid_t spawn(std::vector<std::string>& arguments) {
   std::vector<char*> pointers;
-  for (std::string& argument : arguments)
+  pointers.reserve(arguments.size() + 1);
+  for (std::string& argument : arguments) {
     pointers.push_back(argument.data());
+  }
   pointers.push_back(nullptr);
   pid_t child = 0;
   const int error = posix_spawn(

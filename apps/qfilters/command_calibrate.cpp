@@ -28,7 +28,7 @@ struct CalibrateArguments {
   std::vector<std::string> outputs;
   std::size_t tokens = 16384;
   std::size_t skip = 0;
-  std::size_t context = 2048;
+  std::size_t context = 4096;
   std::size_t chunk = 256;
   int gpu_layers = 0;
 };
@@ -191,7 +191,8 @@ void add_calibrate_command(CLI::App& app, Action& action) {
       *command,
       "--context",
       arguments->context,
-      "Tokens of one passage; passages do not see each other");
+      "Tokens of one passage; passages do not see each other. Best as long as "
+      "the sequences to come: filters depend on positions");
   add_common_options(*command, arguments->common);
   command->callback([&action, arguments] {
     action = [arguments] { calibrate(*arguments); };

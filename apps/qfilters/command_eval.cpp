@@ -266,6 +266,7 @@ std::vector<Json> run_all(
   // Errors before the first run; what is loaded here is gone before it.
   (void)prepare(task, arguments, specs);
   std::vector<Candidate> candidates;
+  candidates.reserve(specs.size());
   for (const eval::RunSpec& spec : specs) {
     candidates.push_back({spec.policy, spec.budget.text});
   }

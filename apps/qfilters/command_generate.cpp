@@ -197,7 +197,7 @@ void print_summary(
   }
   fmt::print(
       stderr,
-      "\ntokens seen   {} (generated {}, stopped by {})\n",
+      "\ntokens seen   {} (generated {}, stopped: {})\n",
       stats.tokens,
       generation.generated_tokens(),
       to_string(outcome.stop));
@@ -227,7 +227,7 @@ std::size_t sequence_tokens(
   return prompt + arguments.generation.tokens;
 }
 
-void generate(GenerateArguments arguments) {
+void generate(const GenerateArguments& arguments) {
   check(arguments);
   const eval::RunSpec spec = make_specs(arguments.run).front();
   GenerationOptions options = arguments.generation;

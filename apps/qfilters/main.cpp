@@ -39,7 +39,7 @@ std::string reason(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> rest = app.remaining(true);
   const bool required =
       error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError);
-  const std::string text = error.what();
+  std::string text = error.what();
   if (!required || rest.empty() || text.find("subcommand") == text.npos) {
     return text;
   }

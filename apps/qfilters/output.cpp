@@ -28,8 +28,9 @@ std::string one_line(std::string_view text) {
       line += ' ';
     }
   }
-  while (!line.empty() && line.back() == ' ')
+  while (!line.empty() && line.back() == ' ') {
     line.pop_back();
+  }
   return line;
 }
 

@@ -23,7 +23,7 @@ double mebi(const Json& bytes) {
 
 /// A number, and its ratio to the baseline's.
 Column ratio_column(
-    std::string title, int digits, Value value, const Json* baseline) {
+    std::string title, int digits, const Value& value, const Json* baseline) {
   const auto cell = [=](const Json& run) {
     std::string text = fmt::format("{:.{}f}", value(run), digits);
     if (baseline == nullptr || value(*baseline) <= 0) return text;

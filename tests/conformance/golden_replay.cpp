@@ -71,8 +71,7 @@ bool replay(const std::filesystem::path& folder) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool if_present =
-      argc == 3 && std::string(argv[1]) == "--if-present";
+  const bool if_present = argc == 3 && std::string(argv[1]) == "--if-present";
   if (argc != 2 && !if_present) {
     std::cerr << "usage: golden_replay [--if-present] DIR\n";
     return kBadFolder;

@@ -37,7 +37,9 @@ const NpzArrays& GoldenSet::arrays(const std::string& group) const {
   return file(groups_.at(group).at("file").get<std::string>());
 }
 
-const NpzArrays& GoldenSet::pools() const { return file("pools.npz"); }
+const NpzArrays& GoldenSet::pools() const {
+  return file("pools.npz");
+}
 
 Stream::Stream(
     DType dtype,
@@ -104,6 +106,7 @@ std::uint16_t to_half(float value) {
   const unsigned sign = std::signbit(value) ? 0x8000U : 0U;
   const double size = std::fabs(static_cast<double>(value));
   if (std::isnan(value)) return static_cast<std::uint16_t>(sign | 0x7E00U);
+  if (size == 0) return static_cast<std::uint16_t>(sign);
   if (size >= 65520) return static_cast<std::uint16_t>(sign | 0x7C00U);
   int exponent = 0;
   std::frexp(size, &exponent);
@@ -173,9 +176,8 @@ Stream fallback_keys(const GoldenSet& set, const Source& from) {
     throw BadFolder("unknown kind " + from.kind);
   }
   static const Array none;
-  const Array& pool =
-      constant ? none : set.pools()[at_dim("aniso", from.dim)];
-  if (!constant && pool.values.size() != 4 * 288 * from.dim) {
+  const Array& pool = constant ? none : set.pools()[at_dim("aniso", from.dim)];
+  if (!constant && pool.shape != std::vector<std::size_t>{4, 288, from.dim}) {
     throw BadFolder("pool aniso is not [4, 288, D]");
   }
   return {
@@ -203,7 +205,8 @@ Stream values_for(const Source& from) {
       [&](std::size_t b, std::size_t h, std::size_t t, std::size_t d) {
         const std::size_t head = b * from.heads + h;
         if (d == 0) return static_cast<float>(t % 128);
-        if (d == 1) return static_cast<float>(t / 128);
+        const std::size_t block = t / 128;
+        if (d == 1) return static_cast<float>(block);
         if (d == 2) return static_cast<float>(b);
         if (d == 3) return static_cast<float>(h);
         return static_cast<float>((7 * t + 3 * d + 5 * head) % 61) - 30.0F;

@@ -62,7 +62,8 @@ class Stream {
     for (std::size_t b = 0; b < batch; ++b) {
       for (std::size_t h = 0; h < heads; ++h) {
         for (std::size_t t = 0; t < tokens; ++t) {
-          for (std::size_t d = 0; d < dim; ++d) push(at(b, h, t, d));
+          for (std::size_t d = 0; d < dim; ++d)
+            push(at(b, h, t, d));
         }
       }
     }
@@ -122,7 +123,9 @@ struct Source {
 
 /// The first `heads` filters of the pool of a kind.
 [[nodiscard]] LayerFilters pool_filters(
-    const GoldenSet& set, const std::string& kind, std::size_t heads,
+    const GoldenSet& set,
+    const std::string& kind,
+    std::size_t heads,
     std::size_t dim);
 
 /// budget, n_sink, recent, sign and, where given, calib_tokens of a case;

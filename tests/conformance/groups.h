@@ -17,9 +17,8 @@ void replay_calib(const GoldenSet& set, Report& report);
 void replay_artifacts(const GoldenSet& set, Report& report);
 void replay_construct(const GoldenSet& set, Report& report);
 
-/// How far a float32 estimate of a head's main axis may be from another: what
-/// was measured between the reference and float64, for eigenvalues
-/// lambda1 >= lambda2 of the covariance.
+/// How far a float32 estimate of a head's main axis may be from one in
+/// float64, for eigenvalues lambda1 >= lambda2 of the covariance.
 [[nodiscard]] double direction_bound(double lambda1, double lambda2);
 
 }  // namespace qfilters::golden

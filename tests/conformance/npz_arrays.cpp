@@ -31,8 +31,7 @@ std::string read_member(zip_t* archive, zip_uint64_t index) {
     throw BadFolder(zip_strerror(archive));
   }
   std::string content(stat.size, '\0');
-  const zip_int64_t got =
-      zip_fread(file.get(), content.data(), content.size());
+  const zip_int64_t got = zip_fread(file.get(), content.data(), content.size());
   char end = 0;
   // One byte more makes libzip compare the checksum.
   if (got != static_cast<zip_int64_t>(content.size()) ||
@@ -123,8 +122,7 @@ double from_half(unsigned bits) {
   return (bits & 0x8000U) != 0 ? -size : size;
 }
 
-NpzArrays::NpzArrays(const std::filesystem::path& path)
-    : path_(path.string()) {
+NpzArrays::NpzArrays(const std::filesystem::path& path) : path_(path.string()) {
   int code = 0;
   const Zip archive(zip_open(path.c_str(), ZIP_RDONLY, &code));
   if (archive == nullptr) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "qfilters/error.h"
@@ -18,19 +19,24 @@ struct Outcome {
 
   static Outcome passed() { return {}; }
 
+  /// Passed where `difference` is empty.
   static Outcome failed(std::string difference) {
-    return {.difference = std::move(difference)};
+    Outcome out;
+    out.difference = std::move(difference);
+    return out;
   }
 
-  static Outcome decided(std::string decision, std::string right) {
-    return {.decision = std::move(decision), .right = std::move(right)};
+  static Outcome decided(std::string_view decision, std::string right) {
+    Outcome out;
+    out.decision = decision;
+    out.right = std::move(right);
+    return out;
   }
 
-  static Outcome noted(std::string note) { return {.note = std::move(note)}; }
-
-  /// Passed unless `difference` says what differs.
-  static Outcome of(std::string difference) {
-    return failed(std::move(difference));
+  static Outcome noted(std::string note) {
+    Outcome out;
+    out.note = std::move(note);
+    return out;
   }
 };
 

@@ -235,7 +235,7 @@ class InterruptTest(CliTest):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=TIMEOUT)
         self.assertEqual(process.returncode, 0, errors)
-        self.assertIn("stopped by interrupted", errors.decode())
+        self.assertIn("stopped: interrupted", errors.decode())
         result = json.loads(self.json.read_text())
         self.assertEqual(result["stop"], "interrupted")
         self.assertGreater(result["generated_tokens"], 4)

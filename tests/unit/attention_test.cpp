@@ -341,8 +341,9 @@ TEST(AttentionTest, NeverLetsALaterRowReachAnEarlierQuery) {
     }
     const auto after = call.run();
     for (std::size_t h = 0; h < 2; ++h) {
-      for (std::size_t i = 0; i < 12 * 64; ++i) {
-        ASSERT_EQ(after[h * 30 * 64 + i], before[h * 30 * 64 + i]);
+      constexpr std::size_t kDim = 64;
+      for (std::size_t i = 0; i < 12 * kDim; ++i) {
+        ASSERT_EQ(after[h * 30 * kDim + i], before[h * 30 * kDim + i]);
       }
     }
   }
@@ -359,7 +360,7 @@ TEST(AttentionTest, WritesOnlyWhereTheOutputViewPoints) {
   Call call({.stored = 10, .tokens = 3, .value_dim = 4, .kv_heads = 1});
   const auto dense = call.run();
   // [token][head][dim + 2], as a transposed layout with padding.
-  std::vector<float> out(3 * 2 * 6, -7.0F);
+  std::vector<float> out(36, -7.0F);
   const OutputView view{out.data(), 1, 2, 3, 4, 36, 6, 12};
   attend(call.queries().view(), call.rows(), {}, view);
   for (std::size_t t = 0; t < 3; ++t) {
@@ -375,7 +376,7 @@ TEST(AttentionTest, WritesOnlyWhereTheOutputViewPoints) {
 TEST(AttentionTest, ReadsStridedQueries) {
   Call call({.stored = 10, .tokens = 3, .key_dim = 8, .kv_heads = 1});
   const auto want = call.run();
-  std::vector<float> moved(3 * 2 * 8);  // [token][head][dim]
+  std::vector<float> moved(48);  // [token][head][dim]
   for (std::size_t t = 0; t < 3; ++t) {
     for (std::size_t h = 0; h < 2; ++h) {
       std::ranges::copy(call.queries().row(0, h, t), &moved[(t * 2 + h) * 8]);
@@ -394,15 +395,14 @@ TEST(AttentionTest, DoesNothingWithoutNewRows) {
 
 TEST(AttentionTest, RejectsShapesThatDoNotFitAndWritesNothing) {
   Call call({.stored = 10, .tokens = 3, .key_dim = 8, .value_dim = 4});
-  std::vector<float> out(4 * 3 * 4, -7.0F);
+  std::vector<float> out(48, -7.0F);
   const OutputView good = OutputView::dense(out.data(), 1, 4, 3, 4);
   const auto with =
       [&](const std::function<void(TensorView&, OutputView&)>& f) {
         TensorView queries = call.queries().view();
         OutputView to = good;
         f(queries, to);
-        const auto error =
-            error_of([&] { attend(queries, call.rows(), {}, to); });
+        auto error = error_of([&] { attend(queries, call.rows(), {}, to); });
         EXPECT_THAT(out, Each(-7.0F));
         return error;
       };
@@ -427,7 +427,7 @@ TEST(AttentionTest, RejectsShapesThatDoNotFitAndWritesNothing) {
 
 TEST(AttentionTest, RejectsOptionsOutOfRangeAndWritesNothing) {
   Call call({.stored = 10, .tokens = 3, .key_dim = 8, .value_dim = 4});
-  std::vector<float> out(4 * 3 * 4, -7.0F);
+  std::vector<float> out(48, -7.0F);
   for (const AttentionOptions& bad :
        {AttentionOptions{.threads = 0},
         AttentionOptions{.threads = -1},

@@ -15,7 +15,7 @@ using test::IsError;
 
 // SmolLM2-135M: 3 heads of 64 in 30 layers; a block of one head is 16 KiB.
 const std::vector<LayerShape> kLayers(30, LayerShape{3, 64, 64, 0});
-constexpr std::uint64_t kBlock = 64 * (64 + 64) * 2;
+constexpr std::uint64_t kBlock = std::uint64_t{64} * (64 + 64) * 2;
 constexpr std::uint64_t kAllHeads = kBlock * 3 * 30;
 
 std::size_t rows(
@@ -67,8 +67,9 @@ TEST(BudgetTest, LeavesRoomForTheIntervalInMemory) {
 
 TEST(BudgetTest, CountsGlobalLayersOnly) {
   std::vector<LayerShape> layers = kLayers;
-  for (std::size_t l = 0; l < 15; ++l)
+  for (std::size_t l = 0; l < 15; ++l) {
     layers[l].window = 512;
+  }
   const Budget budget = parse_budget("1440KiB");
   EXPECT_EQ(budget_rows(budget, 1, layers, 0), 2U * 64);
 }

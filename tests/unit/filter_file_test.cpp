@@ -41,6 +41,17 @@ TEST_P(EachFormatTest, ReadsWhatItWroteBitForBit) {
   EXPECT_EQ(bank.fingerprint(), some_filters().fingerprint());
 }
 
+TEST_P(EachFormatTest, RefusesFiltersOfAnotherModelThanExpected) {
+  save_filters(some_filters(), file());
+  const std::string own = some_filters().metadata().model_id;
+  EXPECT_EQ(load_filters(file(), own), some_filters());
+  EXPECT_THAT(
+      message_of(
+          [&] { static_cast<void>(load_filters(file(), "other")); },
+          ErrorKind::kMismatch),
+      AllOf(HasSubstr(file().string()), HasSubstr(own), HasSubstr("'other'")));
+}
+
 TEST_P(EachFormatTest, WritesTheSameBytesAnyTimeAnywhere) {
   save_filters(some_filters(), file());
   const std::string first = read(file());

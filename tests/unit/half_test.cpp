@@ -23,8 +23,9 @@ double value_of(std::uint32_t half, int exponent_bits) {
     return mantissa == 0 ? sign * std::numeric_limits<double>::infinity()
                          : std::numeric_limits<double>::quiet_NaN();
   }
-  if (exponent == 0)
+  if (exponent == 0) {
     return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  }
   return sign *
          std::ldexp(
              mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);

@@ -233,8 +233,9 @@ Queries causal_queries(
   Queries out;
   out.query = random_filter(9, count * dim);
   out.soft_cap = soft_cap;
-  for (float& x : out.query)
+  for (float& x : out.query) {
     x /= std::sqrt(static_cast<float>(dim));
+  }
   for (std::size_t q = 0; q < count; ++q) {
     const std::size_t last = head.rows - count + q + 1;
     out.last.push_back(static_cast<std::uint32_t>(last));
@@ -347,11 +348,11 @@ TEST_P(KernelsTest, RowsOutsideAQuerysRangeNeverReachIt) {
           tile, tile + head.store.shape().block_bytes() / 2);
       for (std::size_t d = 0; d < 16; ++d) {
         tile[d * kTileRows + 60] = poison;
-        tile[16 * kTileRows + 60 * 16 + d] = poison;
+        tile[(kTileRows + 60) * 16 + d] = poison;
       }
       const auto after = queries.run(head, prefill);
       std::copy(saved.begin(), saved.end(), tile);
-      for (std::size_t i = 0; i < 2 * 16; ++i) {
+      for (std::size_t i = 0; i < 32; ++i) {
         EXPECT_EQ(after[i], before[i]) << "query " << i / 16;
       }
     }

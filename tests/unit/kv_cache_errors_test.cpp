@@ -21,7 +21,6 @@
 namespace qfilters {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -248,8 +247,9 @@ TEST(RetentionTest, CountsRowsThatTheIntervalStillHolds) {
   config.qfilters_interval = 5;
   const LayerData data;
   QFiltersKVCache cache(config, data.filters);
-  for (int i = 0; i < 13; ++i)
+  for (int i = 0; i < 13; ++i) {
     data.feed(cache, 1);
+  }
   EXPECT_EQ(cache.tokens_kept(), 13U);
   EXPECT_THAT(
       error_of([&] { data.feed(cache, 1); }),

@@ -78,8 +78,9 @@ TEST(FallbackTest, ThenEvictsByThoseFiltersForGood) {
     data.feed(cache, 30);
     data.feed(cache, 30);
     const auto frozen = cache.states();
-    for (int i = 0; i < 6; ++i)
+    for (int i = 0; i < 6; ++i) {
       data.feed(cache, 10);
+    }
     for (std::size_t g = 0; g < data.groups(); ++g) {
       const auto& filter = frozen[g].filter_dir;
       ReferenceHead want;

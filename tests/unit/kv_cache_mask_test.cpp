@@ -95,8 +95,9 @@ TEST(MaskTest, SeesStoredRowsByTheirTruePositionsOfHeadZero) {
     ASSERT_EQ(mask.allowed.size(), 2U * 5U * 21U);
     for (std::size_t b = 0; b < 2; ++b) {
       auto positions = cache.positions(b * data.heads);
-      for (std::int32_t t = 40; t < 45; ++t)
+      for (std::int32_t t = 40; t < 45; ++t) {
         positions.push_back(t);
+      }
       for (std::int32_t q = 0; q < 5; ++q) {
         for (std::size_t k = 0; k < 21; ++k) {
           const std::int32_t distance = 40 + q - positions[k];

@@ -192,7 +192,7 @@ TEST(QFiltersKVCacheTest, CountsExactly) {
       EXPECT_EQ(cache.tokens_seen(), seen * 6);
       EXPECT_EQ(cache.tokens_kept(), kept);
       EXPECT_EQ(cache.nbytes(), 6 * kept * row_bytes);
-      EXPECT_EQ(cache.qfilters_kept_bytes(), 6 * (kept * row_bytes + 20 * 4));
+      EXPECT_EQ(cache.qfilters_kept_bytes(), 6 * (kept * row_bytes + 80));
       EXPECT_EQ(cache.full_seq_bytes(), 6 * seen * row_bytes);
       EXPECT_EQ(
           cache.compression_ratio(),
@@ -206,8 +206,9 @@ TEST(QFiltersKVCacheTest, CountsExactly) {
 TEST(QFiltersKVCacheTest, KeepsTruePositionsOfSurvivors) {
   const LayerData data;
   QFiltersKVCache cache(config_of(12, 3, 4), data.filters);
-  for (int i = 0; i < 30; ++i)
+  for (int i = 0; i < 30; ++i) {
     data.feed(cache, 4);
+  }
   for (std::size_t g = 0; g < data.groups(); ++g) {
     const auto positions = cache.positions(g);
     ASSERT_EQ(positions.size(), 12U);
@@ -303,7 +304,7 @@ TEST(QFiltersKVCacheTest, ScoresKeysAsTheyAreStored) {
 TEST(QFiltersKVCacheTest, ReadsInputsOfAnyStrides) {
   const LayerData data(60);
   // The same rows as [tokens, batch, heads, dim], dense.
-  HalfTensor moved(DType::kFloat16, 1, 1, 60 * 6, 20);
+  HalfTensor moved(DType::kFloat16, 1, 1, 360, 20);
   for (std::size_t t = 0; t < 60; ++t) {
     for (std::size_t g = 0; g < 6; ++g) {
       std::ranges::copy(

@@ -91,8 +91,9 @@ class Fixture {
   void keep(std::size_t group, const std::vector<std::uint32_t>& kept) {
     store.keep(group, kept);
     std::vector<Row> left;
-    for (const std::uint32_t row : kept)
+    for (const std::uint32_t row : kept) {
       left.push_back(groups[group][row]);
+    }
     groups[group] = left;
   }
 
@@ -225,8 +226,9 @@ TEST(KVStoreTest, GivesAppendedRowsTheirOwnPositionsAndScores) {
 TEST(KVStoreTest, LetsEachGroupHaveItsOwnNumberOfRows) {
   Fixture f;
   const std::vector<std::size_t> rows = {0, 1, 63, 64, 65, 200};
-  for (std::size_t g = 0; g < rows.size(); ++g)
+  for (std::size_t g = 0; g < rows.size(); ++g) {
     f.append(g, rows[g]);
+  }
   f.expect_same();
   for (std::size_t g = 0; g < rows.size(); ++g) {
     EXPECT_EQ(f.store.blocks(g).size(), blocks_for(rows[g]));
@@ -235,8 +237,9 @@ TEST(KVStoreTest, LetsEachGroupHaveItsOwnNumberOfRows) {
 
 TEST(KVStoreTest, CrossesBlockBoundariesRowByRow) {
   Fixture f;
-  for (std::size_t i = 0; i < 130; ++i)
+  for (std::size_t i = 0; i < 130; ++i) {
     f.append(2, 1);
+  }
   EXPECT_EQ(f.store.blocks(2).size(), 3U);
   f.expect_same();
 }
@@ -248,8 +251,9 @@ TEST(KVStoreTest, CompactsKeptRowsInPlace) {
     f.append(0, rows);
     f.append(5, rows);
     std::vector<std::uint32_t> odd;
-    for (std::uint32_t r = 1; r < rows; r += 2)
+    for (std::uint32_t r = 1; r < rows; r += 2) {
       odd.push_back(r);
+    }
     f.keep(5, odd);
     f.expect_same();
     EXPECT_EQ(f.store.blocks(5).size(), blocks_for(rows));
@@ -394,8 +398,9 @@ TEST(KVStoreTest, AllowsDistinctGroupsToChangeInDistinctThreads) {
       }
     });
   }
-  for (std::thread& thread : threads)
+  for (std::thread& thread : threads) {
     thread.join();
+  }
   std::vector<std::uint16_t> row(kShape.key_dim);
   for (std::size_t g = 0; g < kShape.groups(); ++g) {
     ASSERT_EQ(store.rows(g), 270U);

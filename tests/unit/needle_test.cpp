@@ -25,15 +25,17 @@ constexpr float kHeight = 8.0F;
 
 std::string text_of(const std::vector<Token>& tokens) {
   std::string text;
-  for (const Token token : tokens)
+  for (const Token token : tokens) {
     text += static_cast<char>(token);
+  }
   return text;
 }
 
 std::vector<Token> haystack(std::size_t bytes) {
   std::string text;
-  while (text.size() < bytes)
+  while (text.size() < bytes) {
     text += "The sea was calm. Nobody was there. ";
+  }
   return byte_codec().tokenize(text.substr(0, bytes));
 }
 
@@ -195,8 +197,9 @@ TEST(NeedleTest, LetsTheQuestionEnterInChunksOfItsOwn) {
       make_needle_prompt(byte_codec(), haystack(100), 50, "12345");
   std::size_t fed = 0;
   std::size_t i = 0;
-  while (fed < prompt.context.size())
+  while (fed < prompt.context.size()) {
     fed += steps[i++].tokens;
+  }
   EXPECT_EQ(fed, prompt.context.size());
   while (fed < prompt.context.size() + prompt.question.size()) {
     fed += steps[i++].tokens;

@@ -33,8 +33,9 @@ constexpr double kBound = 1e-6;
 /// 0 1 2 ... 9 0 1 2 ...: whatever follows a token always follows it.
 std::vector<Token> counting(std::size_t tokens) {
   std::vector<Token> text(tokens);
-  for (std::size_t i = 0; i < tokens; ++i)
+  for (std::size_t i = 0; i < tokens; ++i) {
     text[i] = static_cast<Token>(i % 10);
+  }
   return text;
 }
 
@@ -68,8 +69,9 @@ TEST(PerplexityTest, CountsPredictionsFromAPosition) {
 
 TEST(PerplexityTest, GivesTheSameForEveryChunkSize) {
   std::vector<Token> text = counting(200);
-  for (std::size_t i = 0; i < text.size(); i += 17)
+  for (std::size_t i = 0; i < text.size(); i += 17) {
     text[i] = 200;
+  }
   RecallSession whole(200, 1, kHeight);
   const PerplexityResult expected = run(whole, text, 200, 64, 0);
   for (const std::size_t chunk : {1U, 3U, 64U, 199U}) {

@@ -74,8 +74,10 @@ TEST(SamplerTest, RepeatsItselfWithTheSameSeed) {
     how.seed = seed;
     Sampler sampler(how, {});
     std::vector<llama::Token> picks;
-    for (int i = 0; i < 50; ++i)
+    picks.reserve(50);
+    for (int i = 0; i < 50; ++i) {
       picks.push_back(sampler.pick(kLogits));
+    }
     runs.insert(picks);
   }
   EXPECT_EQ(runs.size(), 2U);
@@ -86,8 +88,10 @@ TEST(SamplerTest, GivesTheSamePicksWithEveryStandardLibrary) {
   // nothing else that a library may choose takes part.
   Sampler sampler(options(1), {});
   std::vector<llama::Token> picks;
-  for (int i = 0; i < 8; ++i)
+  picks.reserve(8);
+  for (int i = 0; i < 8; ++i) {
     picks.push_back(sampler.pick(kLogits));
+  }
   std::mt19937_64 random(1);
   for (const llama::Token pick : picks) {
     const double u = static_cast<double>(random() >> 11U) * 0x1.0p-53 * 7;
@@ -99,8 +103,9 @@ TEST(SamplerTest, NeverPicksABannedToken) {
   Sampler greedy(options(0), {2});
   EXPECT_EQ(greedy.pick(kLogits), 1);
   Sampler sampler(options(1), {2, 1});
-  for (int i = 0; i < 50; ++i)
+  for (int i = 0; i < 50; ++i) {
     EXPECT_EQ(sampler.pick(kLogits) % 3, 0);
+  }
 }
 
 TEST(SamplerTest, RefusesOptionsOutsideTheirRange) {

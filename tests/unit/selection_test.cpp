@@ -183,8 +183,9 @@ RC_GTEST_PROP(SelectionTest, NeverKeepsAWorseRowThanItEvicts, ()) {
   const auto& scores = head.scores;
   const auto kept = select_rows(scores, head.keep, head.protection);
   std::vector<bool> stays(scores.size());
-  for (const std::uint32_t row : kept)
+  for (const std::uint32_t row : kept) {
     stays[row] = true;
+  }
   const auto worse = [&](std::size_t a, std::size_t b) {
     if (std::isnan(scores[a])) return !std::isnan(scores[b]) || a < b;
     return scores[a] < scores[b] || (scores[a] == scores[b] && a < b);
@@ -221,8 +222,10 @@ RC_GTEST_PROP(SelectionTest, KeepsTheSameRowsWhenRowsArriveInSteps, ()) {
       held.push_back(static_cast<std::uint32_t>(i));
     }
     std::vector<float> scores;
-    for (const std::uint32_t row : held)
+    scores.reserve(held.size());
+    for (const std::uint32_t row : held) {
       scores.push_back(head.scores[row]);
+    }
     const std::size_t keep = std::min(head.keep, held.size());
     std::vector<std::uint32_t> kept;
     for (const std::uint32_t i : select_rows(scores, keep, protection)) {

@@ -53,6 +53,7 @@ std::vector<EvictionRun> runs() {
       out.push_back({policy, 40, {4, 0}, 0, chunk});
       out.push_back({policy, 65, {4, 8}, 0, chunk});
       out.push_back({policy, 70, {0, 32}, 16, chunk});
+      out.push_back({policy, 60, {4, 8}, 16, chunk});
       out.push_back({policy, 1, {0, 0}, 0, chunk});
     }
   }

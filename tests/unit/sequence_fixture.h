@@ -32,7 +32,7 @@ struct Model {
   std::vector<HalfTensor> values;
   std::shared_ptr<const FilterBank> filters;
 
-  Model(
+  explicit Model(
       std::vector<LayerShape> shapes,
       std::size_t batch_size = 1,
       DType type = DType::kFloat16)
@@ -152,10 +152,12 @@ inline void expect_true_rows(const SequenceCache& cache, const Model& model) {
         const auto t = static_cast<std::size_t>(position);
         const std::size_t b = g / shape.kv_heads;
         const std::size_t h = g % shape.kv_heads;
-        for (const auto x : model.keys[l].row(b, h, t))
+        for (const auto x : model.keys[l].row(b, h, t)) {
           ASSERT_EQ(*row++, x);
-        for (const auto x : model.values[l].row(b, h, t))
+        }
+        for (const auto x : model.values[l].row(b, h, t)) {
           ASSERT_EQ(*row++, x);
+        }
       }
     }
   }

@@ -158,8 +158,9 @@ inline HalfTensor random_halves(
   for (std::size_t b = 0; b < batch; ++b) {
     for (std::size_t h = 0; h < heads; ++h) {
       for (std::size_t t = 0; t < tokens; ++t) {
-        for (auto& x : out.row(b, h, t))
+        for (auto& x : out.row(b, h, t)) {
           x = encode(dtype, random.normal());
+        }
       }
     }
   }
@@ -174,23 +175,26 @@ inline FloatTensor random_floats(
     std::size_t dim) {
   Random random(seed);
   FloatTensor out(DType::kFloat32, batch, heads, tokens, dim);
-  for (float& x : out.data())
+  for (float& x : out.data()) {
     x = random.normal();
+  }
   return out;
 }
 
 inline std::vector<float> random_filter(std::uint64_t seed, std::size_t size) {
   Random random(seed);
   std::vector<float> out(size);
-  for (float& x : out)
+  for (float& x : out) {
     x = random.normal();
+  }
   return out;
 }
 
 inline std::vector<std::uint32_t> bits_of(std::span<const float> values) {
   std::vector<std::uint32_t> out;
-  for (const float x : values)
+  for (const float x : values) {
     out.push_back(std::bit_cast<std::uint32_t>(x));
+  }
   return out;
 }
 
@@ -213,8 +217,9 @@ inline float canonical_score(
     }
   }
   for (const std::size_t half : {8U, 4U, 2U, 1U}) {
-    for (std::size_t j = 0; j < half; ++j)
+    for (std::size_t j = 0; j < half; ++j) {
       sums[j] = sums[j] + sums[j + half];
+    }
   }
   return sign * sums[0];
 }
@@ -333,8 +338,9 @@ inline Expected reference_query(
   }
   const double max = *std::max_element(scores.begin(), scores.end());
   double sum = 0;
-  for (double& s : scores)
+  for (double& s : scores) {
     sum += s = std::exp(s - max);
+  }
   Expected out{
       std::vector<double>(value.size()), std::vector<double>(value.size())};
   const auto n = static_cast<double>(scores.size());

@@ -47,8 +47,9 @@ std::string long_text(std::size_t bytes, std::size_t breaks) {
 
 std::string bytes_of(const std::vector<Token>& tokens) {
   std::string text;
-  for (const Token token : tokens)
+  for (const Token token : tokens) {
     text += static_cast<char>(token);
+  }
   return text;
 }
 
@@ -71,8 +72,9 @@ TEST_F(TextTest, SkipsTokens) {
 
 TEST_F(TextTest, NeverCutsACharacterInTwo) {
   std::string text;
-  while (text.size() < 150000)
+  while (text.size() < 150000) {
     text += "\xE2\x82\xAC";
+  }
   write(text);
   Codec codec = byte_codec();
   const auto tokenize = codec.tokenize;
