@@ -154,7 +154,7 @@ TEST(RowPoolTest, ServesManyThreads) {
     thread.join();
   }
   EXPECT_EQ(pool.bytes_in_use(), 0U);
-  EXPECT_LE(pool.peak_bytes(), 2 * 8 * std::size_t{64 + 128});
+  EXPECT_LE(pool.peak_bytes(), 16 * std::size_t{64 + 128});
   EXPECT_GE(pool.peak_bytes(), 8 * std::size_t{128});
 }
 
