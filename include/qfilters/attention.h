@@ -26,7 +26,8 @@ struct AttentionOptions {
 /// kBlockRows rows (online softmax, arXiv:1805.02867), so the bits depend
 /// neither on the number of threads nor on how tokens are split into
 /// micro-batches. O(query_heads * new_rows * rows * dim).
-/// Throws Error kShape or kInvalidArgument before anything is written.
+/// A non-finite key or value makes the outputs that see it meaningless, and no
+/// others. Throws Error kShape or kInvalidArgument before anything is written.
 void attend(
     const TensorView& queries,
     const RowsView& rows,

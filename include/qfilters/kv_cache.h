@@ -66,7 +66,8 @@ struct QFiltersState {
 class QFiltersKVCache {
  public:
   /// `filters` [kv_heads, key_dim] of this layer; see load_filters(). Throws
-  /// Error kInvalidArgument (see validate()), also for non-finite filters.
+  /// Error as validate() does, kShape or kInvalidArgument for filters whose
+  /// size is not heads * dim or that are not finite.
   QFiltersKVCache(const Config& config, LayerFilters filters);
 
   /// The key-SVD fallback; KV heads and dims come with the first update.
@@ -106,7 +107,8 @@ class QFiltersKVCache {
   [[nodiscard]] std::vector<float> scores(std::size_t group = 0);
   /// One state per (batch, head); empty before the first update. Settles first.
   [[nodiscard]] std::vector<QFiltersState> states();
-  /// The stored rows without new ones. Settles first.
+  /// The stored rows without new ones. Settles first. Throws kInvalidArgument
+  /// before the first update.
   [[nodiscard]] RowsView stored();
 
   /// Mask for `tokens` coming tokens over the stored rows and themselves.
