@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 #include <llama.h>
@@ -131,6 +132,7 @@ std::shared_ptr<const Model> Model::load(
   checked.threads = options.threads;
   check_options("Model::load", checked);
   const std::shared_ptr<Model> model(new Model);
+  const LoadingScope scope;
   try {
     model->load_weights(path, options);
   } catch (const Error& error) {
@@ -179,14 +181,18 @@ std::vector<Token> Model::tokenize(
   }
   const auto run = [&](std::vector<Token>& tokens) {
     // add_special could also append an end token, which no prompt wants.
-    return llama_tokenize(
-        vocab,
-        text.data(),
-        static_cast<std::int32_t>(text.size()),
-        tokens.data(),
-        static_cast<std::int32_t>(tokens.size()),
-        /*add_special=*/false,
-        special);
+    try {
+      return llama_tokenize(
+          vocab,
+          text.data(),
+          static_cast<std::int32_t>(text.size()),
+          tokens.data(),
+          static_cast<std::int32_t>(tokens.size()),
+          /*add_special=*/false,
+          special);
+    } catch (const std::out_of_range&) {  // a byte that no token stands for
+      refuse("Model::tokenize: the vocabulary of " + name_ + " is damaged");
+    }
   };
   std::vector<Token> tokens(text.size() / 3 + 16);
   std::int32_t count = run(tokens);

@@ -37,6 +37,12 @@ struct AttentionLayer {
 using LogHandler = std::function<void(int level, std::string_view line)>;
 void set_log_handler(LogHandler handler);
 
+/// Called when llama.cpp gives up on itself (a damaged model can do that): it
+/// must report and end the process; if it returns, the process aborts.
+/// `loading`: within Model::load. Default: none. Called on any thread.
+using AbortHandler = void (*)(std::string_view reason, bool loading);
+void set_abort_handler(AbortHandler handler) noexcept;
+
 struct ModelOptions {
   int threads = 1;
   int gpu_layers = 0;  ///< anything else is refused: see Model::load

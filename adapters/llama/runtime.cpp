@@ -1,6 +1,7 @@
 #include "llama/runtime.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <limits>
@@ -65,6 +66,14 @@ void on_log(ggml_log_level level, const char* text, void* /*data*/) noexcept {
   }
 }
 
+std::atomic<AbortHandler> abort_handler = nullptr;
+std::atomic<int> models_loading = 0;
+
+void on_abort(const char* reason) {
+  const AbortHandler target = abort_handler;
+  if (target != nullptr) target(reason, models_loading > 0);
+}
+
 std::string without_function(const std::string& line) {
   constexpr std::string_view kLoading = "error loading model: ";
   const std::size_t loading = line.find(kLoading);
@@ -90,10 +99,23 @@ void init_runtime() {
   static std::once_flag once;
   std::call_once(once, [] {
     llama_log_set(on_log, nullptr);
+    ggml_set_abort_callback(on_abort);
     llama_backend_init();
     // Builds with loadable backends register none by themselves.
     if (ggml_backend_reg_count() == 0) ggml_backend_load_all();
   });
+}
+
+void set_abort_handler(AbortHandler handler_or_none) noexcept {
+  abort_handler = handler_or_none;
+}
+
+LoadingScope::LoadingScope() noexcept {
+  ++models_loading;
+}
+
+LoadingScope::~LoadingScope() {
+  --models_loading;
 }
 
 void set_log_handler(LogHandler new_handler) {

@@ -26,6 +26,15 @@ inline constexpr std::size_t kCellPadding = 256;
 /// Starts llama.cpp and takes its log, once per process.
 void init_runtime();
 
+/// While it lives, AbortHandler hears that a model is being loaded.
+class LoadingScope {
+ public:
+  LoadingScope() noexcept;
+  LoadingScope(const LoadingScope&) = delete;
+  LoadingScope& operator=(const LoadingScope&) = delete;
+  ~LoadingScope();
+};
+
 /// Forgets the error lines that llama.cpp logged on this thread.
 void clear_log_errors();
 

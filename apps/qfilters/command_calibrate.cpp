@@ -39,15 +39,16 @@ struct CalibrateArguments {
 
 void check(const CalibrateArguments& arguments) {
   check_threads(arguments.common.threads);
-  check_outputs({arguments.common.json});
   for (const std::string& output : arguments.outputs) {
     const std::string extension =
         std::filesystem::path(output).extension().string();
     if (extension != ".npz" && extension != ".safetensors") {
       refuse("--out " + output + " must end in .npz or .safetensors");
     }
-    check_outputs({output});
   }
+  std::vector<std::string> outputs = arguments.outputs;
+  outputs.push_back(arguments.common.json);
+  check_outputs(outputs, {arguments.model, arguments.text});
   if (arguments.chunk == 0) refuse("--chunk must be 1 or more");
   if (arguments.tokens < 2) refuse("--tokens must be 2 or more");
 }

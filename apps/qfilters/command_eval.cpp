@@ -275,7 +275,9 @@ std::vector<Json> run_all(
 
 void run_task(
     const Task& task, const EvalArguments& arguments, const CLI::App& command) {
-  check_outputs({arguments.run.common.json});
+  check_outputs(
+      {arguments.run.common.json},
+      {arguments.run.model, arguments.run.filters, arguments.text});
   task.check(arguments);
   const std::vector<Json> runs = run_all(task, arguments, command);
   Json json;

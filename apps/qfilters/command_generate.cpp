@@ -1,9 +1,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +37,9 @@ struct GenerateArguments {
   bool chat = false;
 };
 
+// Positions are 32-bit integers.
+constexpr std::size_t kMostTokens = std::numeric_limits<std::int32_t>::max();
+
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorKind::kInvalidArgument, "generate: " + message);
 }
@@ -43,6 +48,11 @@ std::string read_prompt(const GenerateArguments& arguments) {
   if (arguments.prompt) return *arguments.prompt;
   if (arguments.prompt_file == "-") {
     return {std::istreambuf_iterator<char>(std::cin), {}};
+  }
+  if (std::filesystem::is_directory(arguments.prompt_file)) {
+    throw Error(
+        ErrorKind::kFile,
+        "generate: cannot read " + arguments.prompt_file + ": a directory");
   }
   std::ifstream file(arguments.prompt_file, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -62,7 +72,12 @@ void check(const GenerateArguments& arguments) {
   if (sources != 1) {
     refuse("give one of --prompt, --prompt-file and --chat");
   }
-  check_outputs({arguments.run.common.json});
+  check_outputs(
+      {arguments.run.common.json},
+      {arguments.run.model, arguments.run.filters, arguments.prompt_file});
+  if (arguments.generation.tokens > kMostTokens) {
+    refuse("-n must be at most " + std::to_string(kMostTokens));
+  }
   // Refuses bad values before the model is loaded.
   (void)Sampler(arguments.generation.sampling, {});
 }
@@ -95,7 +110,7 @@ class Stdout {
  private:
   static void put(const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    flush_stdout();
   }
 
   Utf8Stream utf8_;

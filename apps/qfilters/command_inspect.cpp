@@ -169,7 +169,7 @@ Json to_json(
 
 void inspect(const InspectArguments& arguments) {
   check_threads(arguments.common.threads);
-  check_outputs({arguments.common.json});
+  check_outputs({arguments.common.json}, {arguments.path});
   const FilterBank filters = load_filters(arguments.path);
   std::vector<LayerFacts> layers;
   for (std::size_t l = 0; l < filters.layers(); ++l) {

@@ -21,11 +21,13 @@ InterruptGuard::InterruptGuard(Mode mode) {
   action.sa_flags = mode == Mode::kOnce ? static_cast<int>(SA_RESETHAND) : 0;
   sigaction(SIGINT, &action, &old_int_);
   sigaction(SIGTERM, &action, &old_term_);
+  sigaction(SIGHUP, &action, &old_hangup_);
 }
 
 InterruptGuard::~InterruptGuard() {
   sigaction(SIGINT, &old_int_, nullptr);
   sigaction(SIGTERM, &old_term_, nullptr);
+  sigaction(SIGHUP, &old_hangup_, nullptr);
 }
 
 int InterruptGuard::signal() noexcept {

@@ -4,7 +4,7 @@
 
 namespace qfilters::cli {
 
-/// While it lives, SIGINT and SIGTERM only set a flag.
+/// While it lives, SIGINT, SIGTERM and SIGHUP only set a flag.
 class InterruptGuard {
  public:
   enum class Mode {
@@ -23,6 +23,8 @@ class InterruptGuard {
   struct sigaction old_int_ {};
 
   struct sigaction old_term_ {};
+
+  struct sigaction old_hangup_ {};
 };
 
 }  // namespace qfilters::cli

@@ -1,7 +1,9 @@
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +12,7 @@
 #include "qfilters/version.h"
 
 #include "commands.h"
+#include "llama/model.h"
 #include "output.h"
 
 namespace {
@@ -62,17 +65,31 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {
-    return app.exit(asked);  // --help and --version
+    const int code = app.exit(asked);  // --help and --version
+    qfilters::cli::flush_stdout();
+    return code;
   } catch (const CLI::ParseError& error) {
     return fail(kBadInput, reason(app, error) + " (see --help)");
   }
   action();
+  qfilters::cli::flush_stdout();
   return 0;
+}
+
+// llama.cpp stops the process where it finds a model impossible; say so in
+// one line, and skip what would run at exit.
+void on_llama_abort(std::string_view reason, bool loading) {
+  std::fflush(stdout);
+  std::_Exit(fail(
+      loading ? kBadInput : kRunFailed,
+      (loading ? "llama.cpp cannot load the model: " : "llama.cpp gave up: ") +
+          std::string(reason)));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  qfilters::llama::set_abort_handler(on_llama_abort);
   try {
     return run(argc, argv);
   } catch (const qfilters::cli::ChildFailed& failed) {

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include <fmt/core.h>
 #include <unistd.h>
 
 #include "qfilters/atomic_file.h"
+#include "qfilters/error.h"
 
 namespace qfilters::cli {
 
@@ -42,9 +45,34 @@ std::string mebibytes(std::uint64_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-void check_outputs(std::initializer_list<std::string_view> paths) {
-  for (const std::string_view path : paths) {
-    if (!path.empty()) check_writable(path);
+void check_outputs(
+    const std::vector<std::string>& outputs,
+    const std::vector<std::string>& inputs) {
+  std::vector<std::filesystem::path> taken;
+  const auto file = [](const std::string& path) {
+    std::error_code error;
+    auto found = std::filesystem::weakly_canonical(path, error);
+    return error ? std::filesystem::path(path) : found;
+  };
+  for (const std::string& input : inputs) {
+    if (!input.empty()) taken.push_back(file(input));
+  }
+  for (const std::string& output : outputs) {
+    if (output.empty()) continue;
+    check_writable(output);
+    const std::filesystem::path target = file(output);
+    if (std::ranges::find(taken, target) != taken.end()) {
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          "output " + output + " would overwrite another file of this run");
+    }
+    taken.push_back(target);
+  }
+}
+
+void flush_stdout() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    throw Error(ErrorKind::kRuntime, "cannot write to standard output");
   }
 }
 

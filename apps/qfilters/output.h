@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -38,8 +38,14 @@ void warn(std::string_view message);
 /// "12.3 MiB".
 [[nodiscard]] std::string mebibytes(std::uint64_t bytes);
 
-/// Throws Error kFile unless every non-empty path can be written.
-void check_outputs(std::initializer_list<std::string_view> paths);
+/// Throws Error kFile unless every non-empty path in `outputs` can be written,
+/// kInvalidArgument when one is the same file as another output or an input.
+void check_outputs(
+    const std::vector<std::string>& outputs,
+    const std::vector<std::string>& inputs);
+
+/// Throws Error kRuntime when what was printed did not arrive.
+void flush_stdout();
 
 /// Writes a JSON object atomically; an empty path means that none is wanted.
 /// Bytes that are not UTF-8 become U+FFFD.

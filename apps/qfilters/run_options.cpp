@@ -1,6 +1,9 @@
 #include "run_options.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <system_error>
 
 #include "qfilters/error.h"
 
@@ -14,6 +17,11 @@ CLI::Validator whole_number() {
     }
     const std::size_t first = input.find_first_not_of('0');
     input.erase(0, std::min(first, input.size() - 1));
+    std::uint64_t value = 0;
+    const char* const end = input.data() + input.size();
+    if (std::from_chars(input.data(), end, value).ec != std::errc()) {
+      return "'" + input + "' is too large";
+    }
     return std::string();
   };
   return {check, "", "whole_number"};
@@ -143,8 +151,8 @@ std::vector<eval::RunSpec> make_specs(const RunOptions& options) {
     eval::check_spec(base);
     for (const std::string& budget : options.budgets) {
       base.budget = eval::parse_budget(budget);
-      specs.push_back(base);
-      if (!eval::is_bounded(policy)) break;
+      const bool again = !specs.empty() && specs.back().policy == policy;
+      if (!again || eval::is_bounded(policy)) specs.push_back(base);
     }
   }
   return specs;

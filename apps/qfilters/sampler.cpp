@@ -23,6 +23,9 @@ Sampler::Sampler(
 llama::Token Sampler::pick(std::span<const float> logits) {
   candidates_.clear();
   for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i])) {
+      throw Error(ErrorKind::kRuntime, "sampling: the logits are not finite");
+    }
     candidates_.push_back({logits[i], static_cast<llama::Token>(i)});
   }
   for (const llama::Token token : banned_) {

@@ -21,8 +21,12 @@ double negative_log_likelihood(std::span<const float> logits, Token target) {
     sum += static_cast<double>(std::exp(logit - largest));
   }
   const float own = logits[static_cast<std::size_t>(target)];
-  return std::log(sum) + static_cast<double>(largest) -
-         static_cast<double>(own);
+  const double loss =
+      std::log(sum) + static_cast<double>(largest) - static_cast<double>(own);
+  if (std::isnan(loss)) {
+    throw Error(ErrorKind::kRuntime, "loss: the logits are not finite");
+  }
+  return loss;
 }
 
 Token greedy_choice(std::span<const float> logits) {

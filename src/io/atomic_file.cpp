@@ -75,6 +75,8 @@ class TemporaryFile {
     if (!path_.has_filename()) fail("it names no file");
     std::error_code error;
     const fs::file_status status = fs::status(path_, error);
+    // A new file is fine; a name that cannot be looked up is not.
+    if (status.type() == fs::file_type::none) fail(error.value());
     if (!fs::exists(status)) return path_;
     if (!fs::is_regular_file(status)) fail("it is not a regular file");
     if (!fs::is_symlink(path_, error)) return path_;

@@ -57,12 +57,13 @@ RUN_KEYS = {
 }
 
 
-def run(command="", *more, stdin="", env=None):
+def run(command="", *more, stdin="", stdout=subprocess.PIPE, env=None):
     """Runs the program with the words of `command`, then `more` as it is."""
     return subprocess.run(
         [PROGRAM, *command.split(), *map(str, more)],
         input=stdin.encode(),
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         timeout=TIMEOUT,
         env=env,
     )

@@ -108,6 +108,61 @@ class UsageTest(CliTest):
             says=[".npz or .safetensors"],
         )
 
+    def test_an_output_never_replaces_another_file_of_the_run(self):
+        model = self.folder / "model.gguf"
+        model.write_bytes(b"a model")
+        text = self.folder / "text.npz"
+        text.write_text("a text")
+        link = self.folder / "link.gguf"
+        link.symlink_to(model)
+        out = self.folder / "out.npz"
+        for command in (
+            f"generate --model {model} --prompt p --json {model}",
+            f"generate --model {model} --prompt p --json {link}",
+            f"generate --model {model} --prompt-file {text} --json {text}",
+            f"eval needle --model {model} --text {text} --json {text}",
+            f"calibrate --model {model} --text {text} --out {text}",
+            f"calibrate --model {model} --text t --out {out} --json {out}",
+            f"calibrate --model {model} --text t --out {out} --out {out}",
+            f"inspect {text} --json {text}",
+        ):
+            self.check_refusal(command, says=["would overwrite"])
+        self.assertEqual(model.read_bytes(), b"a model")
+        self.assertEqual(text.read_text(), "a text")
+
+    def test_numbers_that_are_too_large_are_refused(self):
+        for option in ("-n", "--seed", "--top-k", "--chunk", "--interval"):
+            self.check_refusal(
+                "generate --model m --prompt p",
+                option,
+                "99999999999999999999",
+                says=["too large"],
+            )
+        self.check_refusal(
+            "generate --model m --prompt p -n 18446744073709551615",
+            says=["-n must be at most"],
+        )
+
+    def test_odd_paths_are_refused_before_any_work(self):
+        self.check_refusal(
+            "calibrate --model m --text t --out",
+            self.folder / ("a" * 300 + ".npz"),
+            says=["File name too long"],
+        )
+        loop = self.folder / "loop.npz"
+        loop.symlink_to(loop)
+        self.check_refusal(
+            "calibrate --model m --text t --out", loop, says=["loop.npz"]
+        )
+        self.assertTrue(loop.is_symlink())
+
+    def test_what_cannot_be_printed_is_a_failed_run(self):
+        with open("/dev/full", "wb") as full:
+            done = run("--version", stdout=full)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.count(b"\n"), 1)
+        self.assertIn(b"standard output", done.stderr)
+
     def test_inspect_names_a_file_that_holds_no_filters(self):
         self.check_refusal("inspect", __file__, says=["cli_refusal_test.py"])
         self.check_refusal("inspect gone.npz", says=["gone.npz"])
@@ -130,6 +185,27 @@ class RefusalTest(CliTest):
             "generate --prompt p --policy full --model",
             short,
             says=["short.gguf"],
+        )
+
+    def test_a_model_that_llama_cpp_gives_up_on_is_refused(self):
+        # The second token named as the first: llama.cpp asserts on that.
+        damaged = bytearray(pathlib.Path(MODEL).read_bytes())
+        at = damaged.index(b"tokenizer.ggml.tokens") + 21 + 4 + 4 + 8
+        size = struct.unpack_from("<Q", damaged, at)[0]
+        first = bytes(damaged[at : at + 8 + size])
+        second = at + 8 + size
+        while struct.unpack_from("<Q", damaged, second)[0] != size:
+            second += 8 + struct.unpack_from("<Q", damaged, second)[0]
+        damaged[second : second + len(first)] = first
+        path = self.folder / "twins.gguf"
+        path.write_bytes(damaged)
+        self.check_refusal(
+            "generate --prompt p --policy full --model", path, says=["model"]
+        )
+
+    def test_a_prompt_file_that_is_a_folder_is_refused(self):
+        self.refuse_prompt(
+            "--policy full --prompt-file", self.folder, says=["a directory"]
         )
 
     def test_a_text_that_is_too_short_is_refused(self):
