@@ -1,5 +1,6 @@
 #include "eval/budget.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -84,7 +85,8 @@ std::size_t budget_rows(
     const Budget& budget,
     std::size_t tokens,
     std::span<const LayerShape> layers,
-    std::size_t interval) {
+    std::size_t interval,
+    std::uint64_t reserved) {
   if (budget.kind == Budget::Kind::kRows) return budget.amount;
   if (budget.kind == Budget::Kind::kShare) {
     // Percent times tokens first: exact for whole percents.
@@ -97,13 +99,16 @@ std::size_t budget_rows(
   if (all_heads == 0) {
     refuse("the model has no layer that a budget could bound");
   }
-  const std::uint64_t rows = budget.amount / all_heads * kBlockRows;
+  const std::uint64_t left = budget.amount - std::min(budget.amount, reserved);
+  const std::uint64_t rows = left / all_heads * kBlockRows;
   if (rows <= interval) {
     const std::uint64_t blocks = interval / kBlockRows + 1;
     refuse(
-        budget.text + " leaves no row: one row a head and " +
-        std::to_string(interval) + " (interval) on top take " +
-        std::to_string((blocks * all_heads + 1023) / 1024) + "KiB here");
+        budget.text + " leaves no row: one row a head, " +
+        std::to_string(interval) +
+        " (interval) on top and the cells of one step take " +
+        std::to_string((blocks * all_heads + reserved + 1023) / 1024) +
+        "KiB here");
   }
   return static_cast<std::size_t>(rows - interval);
 }

@@ -15,7 +15,7 @@ struct Budget {
   enum class Kind {
     kRows,   ///< `512`: rows per KV head
     kShare,  ///< `25%`: of the tokens to be seen
-    kBytes,  ///< `64MiB` (KiB, MiB, GiB): stored rows of all global layers
+    kBytes,  ///< `64MiB` (KiB, MiB, GiB): all of the KV cache at its peak
   };
   Kind kind = Kind::kRows;
   std::uint64_t amount = 1024;  ///< rows or bytes
@@ -32,12 +32,14 @@ struct Budget {
 /// A share is rounded up: ceil(share * tokens). Memory becomes the largest
 /// number of rows whose whole blocks (kBlockRows rows each), over every head of
 /// every global layer and with the `interval` rows a head may hold on top, fit
-/// into it. Windowed layers live outside the budget. Throws Error
-/// kInvalidArgument when no row is left.
+/// into it beside the `reserved` bytes that are taken anyway (the cells of one
+/// micro-batch). What windowed layers store lives outside the budget. Throws
+/// Error kInvalidArgument when no row is left.
 [[nodiscard]] std::size_t budget_rows(
     const Budget& budget,
     std::size_t tokens,
     std::span<const LayerShape> layers,
-    std::size_t interval);
+    std::size_t interval,
+    std::uint64_t reserved);
 
 }  // namespace qfilters::eval

@@ -13,6 +13,7 @@
 #include "qfilters/policy.h"
 
 #include "llama/calibrate.h"
+#include "llama/engine.h"
 
 namespace qfilters::eval {
 
@@ -91,7 +92,12 @@ std::optional<Limits> limits_of(
     std::span<const LayerShape> layers) {
   if (!is_bounded(spec.policy)) return std::nullopt;
   Limits limits;
-  limits.budget = budget_rows(spec.budget, tokens, layers, spec.interval);
+  limits.budget = budget_rows(
+      spec.budget,
+      tokens,
+      layers,
+      spec.interval,
+      llama::native_kv_bytes(layers, spec.chunk));
   limits.sinks = spec.sinks;
   limits.recent = spec.recent.value_or(default_recent(spec, limits.budget));
   limits.interval = spec.interval;

@@ -189,12 +189,17 @@ const float* Engine::logits(std::size_t i) const {
 }
 
 std::size_t Engine::native_kv_bytes() const noexcept {
+  return llama::native_kv_bytes(shapes_, chunk_);
+}
+
+std::size_t native_kv_bytes(
+    std::span<const LayerShape> layers, std::size_t chunk) noexcept {
   std::size_t row_bytes = 0;
-  for (const LayerShape& shape : shapes_) {
+  for (const LayerShape& shape : layers) {
     row_bytes += shape.kv_heads * (shape.key_dim + shape.value_dim) *
                  size_of(DType::kFloat16);
   }
-  return row_bytes * llama_n_ctx(context_.get());
+  return row_bytes * pad_cells(chunk);
 }
 
 }  // namespace qfilters::llama

@@ -15,6 +15,11 @@
 
 namespace qfilters::llama {
 
+/// Bytes of llama.cpp's own cache in an Engine: the cells of one micro-batch,
+/// padded as llama.cpp pads them (256), for every layer.
+[[nodiscard]] std::size_t native_kv_bytes(
+    std::span<const LayerShape> layers, std::size_t chunk) noexcept;
+
 /// Drives a llama.cpp context of one micro-batch whose attention nodes read a
 /// SequenceCache instead of llama.cpp's cache. Owns the context and the tap;
 /// knows no policy. One sequence at a time, any number in turn.

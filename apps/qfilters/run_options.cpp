@@ -75,7 +75,9 @@ void add_policy_options(
       "--budget",
       options.budgets,
       "Rows kept per KV head: a number, a share of all tokens to be seen (25%; "
-      "in a chat, of the trained length) or memory in all (64MiB)");
+      "in a chat, of the trained length) or memory of the whole KV cache at "
+      "its "
+      "peak (64MiB)");
   for (CLI::Option* const option : {policy, budget}) {
     option->allow_extra_args(false)->capture_default_str();
     if (candidates == Candidates::kList) {

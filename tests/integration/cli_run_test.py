@@ -141,7 +141,7 @@ class GenerateTest(CliTest):
         self.assertEqual(kv_bytes["full"], offset * ROW_BYTES)
 
     def test_takes_budgets_in_three_forms(self):
-        for budget, rows in (("40", 40), ("50%", 10), ("4MiB", 64)):
+        for budget, rows in (("40", 40), ("50%", 10), ("10MiB", 128)):
             _, result = self.generate(
                 f"-n 8 --policy streaming --budget {budget}",
                 "--prompt",
@@ -149,6 +149,7 @@ class GenerateTest(CliTest):
             )
             self.assertEqual(result["budget"], rows)
             self.assertEqual(result["recent"], 0)
+            self.assertLessEqual(result["kv_bytes"]["peak"], 10 << 20)
 
     def test_every_policy_generates(self):
         for policy in (

@@ -21,8 +21,9 @@ constexpr std::uint64_t kAllHeads = kBlock * 3 * 30;
 std::size_t rows(
     const std::string& text,
     std::size_t tokens = 4096,
-    std::size_t interval = 0) {
-  return budget_rows(parse_budget(text), tokens, kLayers, interval);
+    std::size_t interval = 0,
+    std::uint64_t reserved = 0) {
+  return budget_rows(parse_budget(text), tokens, kLayers, interval, reserved);
 }
 
 TEST(BudgetTest, TakesRowsAsTheyAre) {
@@ -65,13 +66,22 @@ TEST(BudgetTest, LeavesRoomForTheIntervalInMemory) {
   }
 }
 
+TEST(BudgetTest, LeavesRoomForWhatIsTakenAnyway) {
+  EXPECT_EQ(rows("64MiB", 4096, 0, 1), 45U * 64);
+  EXPECT_EQ(rows("64MiB", 4096, 0, kAllHeads), 44U * 64);
+  EXPECT_EQ(rows("64MiB", 4096, 64, 4 * kAllHeads), 40U * 64);
+  EXPECT_THAT(
+      error_of([] { (void)rows("4MiB", 4096, 0, 4ULL << 20U); }),
+      IsError(ErrorKind::kInvalidArgument, "take 5536KiB here"));
+}
+
 TEST(BudgetTest, CountsGlobalLayersOnly) {
   std::vector<LayerShape> layers = kLayers;
   for (std::size_t l = 0; l < 15; ++l) {
     layers[l].window = 512;
   }
   const Budget budget = parse_budget("1440KiB");
-  EXPECT_EQ(budget_rows(budget, 1, layers, 0), 2U * 64);
+  EXPECT_EQ(budget_rows(budget, 1, layers, 0, 0), 2U * 64);
 }
 
 TEST(BudgetTest, RefusesMemoryThatHoldsNoRow) {
@@ -87,7 +97,7 @@ TEST(BudgetTest, RefusesMemoryThatHoldsNoRow) {
   const std::vector<LayerShape> windowed(2, LayerShape{1, 64, 64, 512});
   EXPECT_THAT(
       error_of(
-          [&] { (void)budget_rows(parse_budget("1GiB"), 1, windowed, 0); }),
+          [&] { (void)budget_rows(parse_budget("1GiB"), 1, windowed, 0, 0); }),
       IsError(ErrorKind::kInvalidArgument, "no layer"));
 }
 
