@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "qfilters/error.h"
+#include "qfilters/fingerprint.h"
 
 namespace qfilters::eval {
 
@@ -96,24 +97,17 @@ std::vector<Token> read_tokens(
 
 std::string hash_file(const std::filesystem::path& path) {
   std::ifstream file = open(path);
-  std::uint64_t hash = 0xcbf29ce484222325U;
+  Fingerprint fingerprint;
   std::string buffer(kSliceBytes, '\0');
   do {
     file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    const auto size = static_cast<std::size_t>(file.gcount());
-    for (const char c : std::string_view(buffer).substr(0, size)) {
-      hash ^= static_cast<unsigned char>(c);
-      hash *= 0x100000001b3U;
-    }
+    fingerprint.add(std::string_view(buffer).substr(
+        0, static_cast<std::size_t>(file.gcount())));
   } while (file);
   if (file.bad()) {
     throw Error(ErrorKind::kFile, "text: cannot read " + path.string());
   }
-  std::string hex(16, '0');
-  for (auto digit = hex.rbegin(); digit != hex.rend(); ++digit, hash >>= 4U) {
-    *digit = "0123456789abcdef"[hash & 0xFU];
-  }
-  return hex;
+  return fingerprint.hex();
 }
 
 }  // namespace qfilters::eval
