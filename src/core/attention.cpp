@@ -8,6 +8,7 @@
 
 #include "qfilters/error.h"
 
+#include "core/shape_text.h"
 #include "kernels/attend.h"
 
 namespace qfilters {
@@ -22,12 +23,6 @@ constexpr std::size_t kTaskQueries = 64;
 // Up to here reading 16-bit tiles directly is faster.
 constexpr std::size_t kDecodeQueries = 8;
 
-std::string shape_of(
-    std::size_t b, std::size_t h, std::size_t t, std::size_t d) {
-  return "[" + std::to_string(b) + ", " + std::to_string(h) + ", " +
-         std::to_string(t) + ", " + std::to_string(d) + "]";
-}
-
 void check_shapes(
     const TensorView& queries, const RowsView& rows, const OutputView& out) {
   const RowShape& shape = rows.shape();
@@ -41,10 +36,10 @@ void check_shapes(
   throw Error(
       ErrorKind::kShape,
       std::string("attend: queries ") + to_string(queries.dtype) + " " +
-          shape_of(queries.batch, queries.heads, queries.tokens, queries.dim) +
-          " and out " + shape_of(out.batch, out.heads, out.tokens, out.dim) +
+          shape_text(queries) + " and out " +
+          shape_text(out.batch, out.heads, out.tokens, out.dim) +
           " do not fit rows " +
-          shape_of(
+          shape_text(
               shape.batch, shape.kv_heads, rows.new_rows(), shape.key_dim) +
           " with value dim " + std::to_string(shape.value_dim));
 }

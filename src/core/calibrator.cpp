@@ -15,6 +15,7 @@
 #include "qfilters/error.h"
 
 #include "core/half.h"
+#include "core/shape_text.h"
 
 namespace qfilters {
 namespace {
@@ -28,12 +29,6 @@ using Eigen::VectorXd;
 // would make the bytes depend on the machine.
 constexpr std::size_t kBlockRows = 64;
 
-std::string text_of(
-    std::size_t batch, std::size_t heads, std::size_t tokens, std::size_t dim) {
-  return "[" + std::to_string(batch) + ", " + std::to_string(heads) + ", " +
-         std::to_string(tokens) + ", " + std::to_string(dim) + "]";
-}
-
 void check_queries(const TensorView& queries, const QueryShape& shape) {
   if (queries.dtype != DType::kFloat32) {
     throw Error(
@@ -45,7 +40,8 @@ void check_queries(const TensorView& queries, const QueryShape& shape) {
     throw Error(
         ErrorKind::kShape,
         "Calibrator::add: queries are " +
-            text_of(queries.batch, queries.heads, queries.tokens, queries.dim) +
+            shape_text(
+                queries.batch, queries.heads, queries.tokens, queries.dim) +
             ", the layer has query_heads=" + std::to_string(shape.query_heads) +
             " dim=" + std::to_string(shape.dim));
   }
@@ -275,7 +271,7 @@ LayerFilters compute_qfilters(
     throw Error(
         ErrorKind::kShape,
         name + "queries are " +
-            text_of(queries.batch, heads, queries.tokens, dim) +
+            shape_text(queries.batch, heads, queries.tokens, dim) +
             ", not [1, heads, tokens, dim]");
   }
   if (queries.tokens < 2) {

@@ -8,16 +8,11 @@
 
 #include "core/half.h"
 #include "core/key_svd.h"
+#include "core/shape_text.h"
 
 namespace qfilters {
 
 namespace {
-
-std::string describe(const TensorView& view) {
-  return "[" + std::to_string(view.batch) + ", " + std::to_string(view.heads) +
-         ", " + std::to_string(view.tokens) + ", " + std::to_string(view.dim) +
-         "]";
-}
 
 float read(const TensorView& view, const void* row, std::size_t d) noexcept {
   if (view.dtype == DType::kFloat32) return static_cast<const float*>(row)[d];
@@ -87,19 +82,19 @@ void QFiltersKVCache::State::check(
       values_in.dim == 0) {
     throw Error(
         ErrorKind::kShape,
-        "update_and_fetch: keys " + describe(keys_in) + " and values " +
-            describe(values_in) + " do not belong together");
+        "update_and_fetch: keys " + shape_text(keys_in) + " and values " +
+            shape_text(values_in) + " do not belong together");
   }
   if (keys_in.heads == 0 || keys_in.dim == 0) {
     throw Error(
         ErrorKind::kShape,
-        "update_and_fetch: keys " + describe(keys_in) + " have no heads");
+        "update_and_fetch: keys " + shape_text(keys_in) + " have no heads");
   }
   if (calibrated && !sequence &&
       (keys_in.heads != filters->heads || keys_in.dim != filters->dim)) {
     throw Error(
         ErrorKind::kMismatch,
-        "update_and_fetch: keys " + describe(keys_in) +
+        "update_and_fetch: keys " + shape_text(keys_in) +
             " do not fit filters [heads, dim] = [" +
             std::to_string(filters->heads) + ", " +
             std::to_string(filters->dim) + "]");
@@ -110,8 +105,8 @@ void QFiltersKVCache::State::check(
       keys_in.dim != shape.key_dim || values_in.dim != shape.value_dim) {
     throw Error(
         ErrorKind::kShape,
-        "update_and_fetch: keys " + describe(keys_in) + " and values " +
-            describe(values_in) +
+        "update_and_fetch: keys " + shape_text(keys_in) + " and values " +
+            shape_text(values_in) +
             " after batch=" + std::to_string(shape.batch) +
             " heads=" + std::to_string(shape.kv_heads) +
             " key_dim=" + std::to_string(shape.key_dim) +

@@ -7,6 +7,7 @@
 
 #include "qfilters/error.h"
 
+#include "core/shape_text.h"
 #include "kernels/score_keys.h"
 
 namespace qfilters {
@@ -23,12 +24,9 @@ kernels::HalfRows head_rows(
       head >= keys.heads || out != keys.tokens) {
     throw Error(
         ErrorKind::kShape,
-        std::string(operation) + ": keys " + to_string(keys.dtype) + " [" +
-            std::to_string(keys.batch) + ", " + std::to_string(keys.heads) +
-            ", " + std::to_string(keys.tokens) + ", " +
-            std::to_string(keys.dim) + "], batch=" + std::to_string(batch) +
-            ", head=" + std::to_string(head) +
-            ", scores=" + std::to_string(out) +
+        std::string(operation) + ": keys " + to_string(keys.dtype) + " " +
+            shape_text(keys) + ", batch=" + std::to_string(batch) + ", head=" +
+            std::to_string(head) + ", scores=" + std::to_string(out) +
             ": 16-bit rows and one score a row are needed");
   }
   return {

@@ -11,6 +11,7 @@
 #include "qfilters/error.h"
 
 #include "core/sequence_layer.h"
+#include "core/shape_text.h"
 
 namespace qfilters {
 
@@ -35,9 +36,7 @@ std::string describe(const LayerShape& shape) {
 }
 
 std::string describe(const TensorView& view) {
-  return std::string(to_string(view.dtype)) + " [" +
-         std::to_string(view.batch) + ", " + std::to_string(view.heads) + ", " +
-         std::to_string(view.tokens) + ", " + std::to_string(view.dim) + "]";
+  return std::string(to_string(view.dtype)) + " " + shape_text(view);
 }
 
 std::vector<std::uint32_t> iota(std::size_t first, std::size_t last) {
