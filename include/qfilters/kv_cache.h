@@ -16,6 +16,7 @@
 #include "qfilters/filter_bank.h"
 #include "qfilters/rows_view.h"
 #include "qfilters/sequence_cache.h"
+#include "qfilters/snapshot.h"
 #include "qfilters/tensor_view.h"
 
 namespace qfilters {
@@ -134,11 +135,11 @@ class QFiltersKVCache {
 
   /// Everything a later process needs to continue bit for bit, filters of the
   /// fallback included (calibrated ones by fingerprint). Settles first.
-  [[nodiscard]] std::vector<std::byte> save();
+  [[nodiscard]] Snapshot save();
   /// Continues a saved cache in one with the same config and filters. Throws
   /// Error kMismatch naming what differs, kFile for damaged data; the cache is
   /// as before then. Settles first.
-  void restore(std::span<const std::byte> saved);
+  void restore(const Snapshot& saved);
 
   /// Always false: evicted rows cannot come back.
   [[nodiscard]] static constexpr bool is_trimmable() noexcept { return false; }

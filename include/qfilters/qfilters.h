@@ -3,6 +3,7 @@
 // Everything of the core library.
 
 #include "qfilters/attention.h"
+#include "qfilters/cache_builder.h"
 #include "qfilters/calibrator.h"
 #include "qfilters/config.h"
 #include "qfilters/error.h"
@@ -16,5 +17,6 @@
 #include "qfilters/scoring.h"
 #include "qfilters/selection.h"
 #include "qfilters/sequence_cache.h"
+#include "qfilters/snapshot.h"
 #include "qfilters/tensor_view.h"
 #include "qfilters/version.h"

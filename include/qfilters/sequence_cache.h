@@ -11,6 +11,7 @@
 #include "qfilters/policy.h"
 #include "qfilters/row_pool.h"
 #include "qfilters/rows_view.h"
+#include "qfilters/snapshot.h"
 #include "qfilters/tensor_view.h"
 
 namespace qfilters {
@@ -108,15 +109,15 @@ class SequenceCache {
 
   /// Everything a later process needs to continue bit for bit: rows, positions,
   /// scores, offset, counters, and what they belong to (layers, dtype, policy,
-  /// filters). Throws Error kInvalidArgument while a micro-batch is open.
-  /// O(bytes).
-  [[nodiscard]] std::vector<std::byte> save() const;
+  /// filters), as part "sequence". Throws Error kInvalidArgument while a
+  /// micro-batch is open. O(bytes).
+  [[nodiscard]] Snapshot save() const;
 
   /// Continues a saved sequence in a cache of the same layers, dtype and
   /// policy. Throws Error kMismatch naming what differs, kFile for damaged
   /// data, kInvalidArgument while a micro-batch is open, kMemoryLimit; the
   /// cache is as before then.
-  void restore(std::span<const std::byte> saved);
+  void restore(const Snapshot& saved);
 
   /// True position of the next token: tokens committed, not rows kept.
   [[nodiscard]] std::size_t offset() const noexcept { return offset_; }

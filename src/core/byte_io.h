@@ -38,6 +38,10 @@ class ByteWriter {
     put_bytes(std::as_bytes(std::span(text.data(), text.size())));
   }
 
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
+    return bytes_;
+  }
+
   [[nodiscard]] std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:

@@ -13,6 +13,8 @@ namespace qfilters {
 
 namespace {
 
+constexpr const char* kPart = "cache";
+
 // What a saved cache must have in common with the one that continues it.
 std::vector<std::string> identity(
     const Config& config, const LayerFilters* calibrated) {
@@ -41,7 +43,7 @@ std::vector<std::string> identity(
 
 }  // namespace
 
-std::vector<std::byte> QFiltersKVCache::save() {
+Snapshot QFiltersKVCache::save() {
   State& s = *state_;
   s.settle();
   ByteWriter out;
@@ -53,24 +55,26 @@ std::vector<std::byte> QFiltersKVCache::save() {
   out.put(s.seen);
   out.put(s.retention_fired);
   out.put(s.sequence != nullptr);
-  if (s.sequence == nullptr) return out.take();
-  const RowShape& shape = s.sequence->store(0).shape();
-  out.put(shape.dtype);
-  for (const std::size_t size :
-       {shape.batch, shape.kv_heads, shape.key_dim, shape.value_dim}) {
-    out.put(std::uint64_t{size});
+  Snapshot snapshot;
+  if (s.sequence != nullptr) {
+    const RowShape& shape = s.sequence->store(0).shape();
+    out.put(shape.dtype);
+    for (const std::size_t size :
+         {shape.batch, shape.kv_heads, shape.key_dim, shape.value_dim}) {
+      out.put(std::uint64_t{size});
+    }
+    const bool frozen = !s.calibrated && s.filters.has_value();
+    out.put(frozen);
+    if (frozen) out.put_array<float>(s.filters->values);
+    snapshot = s.sequence->save();
   }
-  const bool frozen = !s.calibrated && s.filters.has_value();
-  out.put(frozen);
-  if (frozen) out.put_array<float>(s.filters->values);
-  const std::vector<std::byte> rows = s.sequence->save();
-  out.put_array<std::byte>(rows);
-  return out.take();
+  snapshot.put(kPart, out.take());
+  return snapshot;
 }
 
-void QFiltersKVCache::restore(std::span<const std::byte> saved) {
+void QFiltersKVCache::restore(const Snapshot& saved) {
   state_->settle();
-  ByteReader in(saved);
+  ByteReader in(saved.bytes(kPart));
   const LayerFilters* calibrated =
       state_->calibrated ? &*state_->filters : nullptr;
   for (const std::string& word : identity(state_->config, calibrated)) {
@@ -92,14 +96,15 @@ void QFiltersKVCache::restore(std::span<const std::byte> saved) {
   s.seen = in.get<std::uint64_t>();
   s.retention_fired = in.get<std::uint8_t>() != 0;
   if (in.get<std::uint8_t>() != 0) {
-    s.restore_rows(in);
-  } else {
-    in.finish();
+    s.start_restored(in);
+    s.sequence->restore(saved);
+    s.offset = s.sequence->offset();
   }
+  in.finish();
   *this = std::move(next);
 }
 
-void QFiltersKVCache::State::restore_rows(ByteReader& in) {
+void QFiltersKVCache::State::start_restored(ByteReader& in) {
   const auto dtype = in.get<DType>();
   const auto batch = in.get<std::uint64_t>();
   const auto heads = in.get<std::uint64_t>();
@@ -120,15 +125,11 @@ void QFiltersKVCache::State::restore_rows(ByteReader& in) {
   };
   check(like(key_dim), like(value_dim));
   start(like(key_dim), like(value_dim));
-  if (in.get<std::uint8_t>() != 0) {
-    if (calibrated) {
-      throw Error(
-          ErrorKind::kFile, "restore: filters where there must be none");
-    }
-    freeze({batch * heads, key_dim, in.get_array<float>(groups() * key_dim)});
+  if (in.get<std::uint8_t>() == 0) return;
+  if (calibrated) {
+    throw Error(ErrorKind::kFile, "restore: filters where there must be none");
   }
-  sequence->restore(in.rest());
-  offset = sequence->offset();
+  freeze({batch * heads, key_dim, in.get_array<float>(groups() * key_dim)});
 }
 
 }  // namespace qfilters

@@ -48,8 +48,8 @@ struct QFiltersKVCache::State {
   void freeze_if_due(std::size_t tokens);
   /// Starts to evict by these filters, one per (batch, head).
   void freeze(LayerFilters found);
-  /// Reads what save() wrote about the rows into a fresh state.
-  void restore_rows(ByteReader& in);
+  /// Makes the sequence, and the fallback's filters, that save() described.
+  void start_restored(ByteReader& in);
   /// Fires at most once; the update is complete by then.
   void check_retention();
 };

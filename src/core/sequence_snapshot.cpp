@@ -16,6 +16,8 @@ namespace qfilters {
 
 namespace {
 
+constexpr const char* kPart = "sequence";
+
 void write_group(ByteWriter& out, const KVStore& store, std::size_t group) {
   const auto positions = store.positions(group);
   const RowShape& shape = store.shape();
@@ -81,7 +83,7 @@ std::vector<std::string> SequenceCache::identity() const {
   return out;
 }
 
-std::vector<std::byte> SequenceCache::save() const {
+Snapshot SequenceCache::save() const {
   if (open_) {
     throw Error(ErrorKind::kInvalidArgument, "save: a micro-batch is open");
   }
@@ -99,7 +101,9 @@ std::vector<std::byte> SequenceCache::save() const {
       write_group(out, layer->store, g);
     }
   }
-  return out.take();
+  Snapshot snapshot;
+  snapshot.put(kPart, out.take());
+  return snapshot;
 }
 
 std::unique_ptr<SequenceCache::Layer> SequenceCache::read_layer(
@@ -128,11 +132,11 @@ std::unique_ptr<SequenceCache::Layer> SequenceCache::read_layer(
   return out;
 }
 
-void SequenceCache::restore(std::span<const std::byte> saved) {
+void SequenceCache::restore(const Snapshot& saved) {
   if (open_) {
     throw Error(ErrorKind::kInvalidArgument, "restore: a micro-batch is open");
   }
-  ByteReader in(saved);
+  ByteReader in(saved.bytes(kPart));
   const auto words = identity();
   const auto count = in.get<std::uint64_t>();
   for (std::size_t i = 0; i < words.size() && i < count; ++i) {

@@ -35,7 +35,7 @@ void expect_equal(QFiltersKVCache& a, QFiltersKVCache& b) {
   }
 }
 
-ErrorKind refusal(QFiltersKVCache& cache, std::span<const std::byte> saved) {
+ErrorKind refusal(QFiltersKVCache& cache, const Snapshot& saved) {
   try {
     cache.restore(saved);
   } catch (const Error& error) {
@@ -124,10 +124,16 @@ TEST(CacheSnapshotTest, RefusesDamagedDataAndStaysAsItWas) {
   data.feed(target, 11);
   QFiltersKVCache twin(config);
   data.feed(twin, 11);
-  for (std::size_t size = 0; size < saved.size(); size += 31) {
-    const ErrorKind kind = refusal(target, std::span(saved).first(size));
-    ASSERT_TRUE(kind == ErrorKind::kFile || kind == ErrorKind::kMismatch);
+  for (const char* part : {"cache", "sequence"}) {
+    const auto whole = saved.values<char>(part);
+    for (std::size_t size = 0; size < whole.size(); size += 31) {
+      Snapshot damaged = saved;
+      damaged.put_values<char>(part, std::span(whole).first(size));
+      const ErrorKind kind = refusal(target, damaged);
+      ASSERT_TRUE(kind == ErrorKind::kFile || kind == ErrorKind::kMismatch);
+    }
   }
+  EXPECT_EQ(refusal(target, Snapshot()), ErrorKind::kFile);
   expect_equal(target, twin);
 }
 

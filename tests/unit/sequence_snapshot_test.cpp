@@ -21,7 +21,15 @@ using test::Model;
 using test::qfilters_policy;
 using test::two_layers;
 
-ErrorKind refusal(SequenceCache& cache, std::span<const std::byte> saved) {
+constexpr const char* kPart = "sequence";
+
+Snapshot with_part(std::vector<char> bytes) {
+  Snapshot out;
+  out.put_values<char>(kPart, bytes);
+  return out;
+}
+
+ErrorKind refusal(SequenceCache& cache, const Snapshot& saved) {
   try {
     cache.restore(saved);
   } catch (const Error& error) {
@@ -117,18 +125,21 @@ TEST(SequenceSnapshotTest, RefusesDamagedDataAndStaysAsItWas) {
   const Policy policy = qfilters_policy(model, budget(30, 2, 8));
   SequenceCache cache(model.layers, policy, model.options());
   model.feed(cache, {100});
-  const auto saved = cache.save();
+  const auto saved = cache.save().values<char>(kPart);
   SequenceCache target(model.layers, policy, model.options());
   model.feed(target, {50});
   const auto before = contents_of(target);
   for (std::size_t size = 0; size < saved.size(); size += 97) {
-    const ErrorKind kind = refusal(target, std::span(saved).first(size));
+    const ErrorKind kind = refusal(
+        target,
+        with_part({saved.begin(), saved.begin() + std::ptrdiff_t(size)}));
     ASSERT_TRUE(kind == ErrorKind::kFile || kind == ErrorKind::kMismatch);
     ASSERT_EQ(contents_of(target), before) << size;
   }
   auto longer = saved;
-  longer.push_back(std::byte{0});
-  EXPECT_EQ(refusal(target, longer), ErrorKind::kFile);
+  longer.push_back(0);
+  EXPECT_EQ(refusal(target, with_part(longer)), ErrorKind::kFile);
+  EXPECT_EQ(refusal(target, Snapshot()), ErrorKind::kFile);
   EXPECT_EQ(contents_of(target), before);
 }
 
@@ -137,13 +148,13 @@ TEST(SequenceSnapshotTest, NeverTripsOverAFlippedByte) {
   const Policy policy = qfilters_policy(model, budget(20, 2, 4));
   SequenceCache cache(model.layers, policy, model.options());
   model.feed(cache, {30});
-  const auto saved = cache.save();
+  const auto saved = cache.save().values<char>(kPart);
   for (std::size_t i = 0; i < saved.size(); i += 3) {
     auto damaged = saved;
-    damaged[i] ^= std::byte{0x91};
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x11);
     SequenceCache target(model.layers, policy, model.options());
     try {
-      target.restore(damaged);
+      target.restore(with_part(damaged));
       // Rows and scores carry no redundancy of their own; what was accepted
       // must be usable all the same.
       model.append(target, 0);
