@@ -57,8 +57,6 @@ class BaselineSession final : public Session {
         spec_(make_spec(options, baseline)),
         context_(make_context(*model_->handle(), spec_)) {}
 
-  void step(std::span<const Token> tokens, Logits logits) override;
-
   [[nodiscard]] const float* logits(std::size_t i) const override {
     return logits_at("baseline logits", *context_, range_, i);
   }
@@ -71,23 +69,26 @@ class BaselineSession final : public Session {
 
   [[nodiscard]] const Model& model() const noexcept override { return *model_; }
 
+ protected:
+  void run(std::span<const Token> tokens, Logits logits) override;
+
  private:
   [[nodiscard]] std::size_t cache_bytes() const noexcept;
 
   std::shared_ptr<const Model> model_;
   ContextSpec spec_;
   ContextHandle context_;
-  std::size_t tokens_ = 0;
+  std::size_t position_ = 0;
   LogitsRange range_;
 };
 
-void BaselineSession::step(std::span<const Token> tokens, Logits logits) {
+void BaselineSession::run(std::span<const Token> tokens, Logits logits) {
   check_tokens(kStep, *model_, tokens, spec_.chunk);
   const std::size_t cells = llama_n_ctx(context_.get());
-  if (tokens_ + tokens.size() > cells) {
+  if (position_ + tokens.size() > cells) {
     throw Error(
         ErrorKind::kMemoryLimit,
-        std::string(kStep) + ": " + std::to_string(tokens_) + " + " +
+        std::string(kStep) + ": " + std::to_string(position_) + " + " +
             std::to_string(tokens.size()) + " tokens exceed the context of " +
             std::to_string(cells));
   }
@@ -96,16 +97,16 @@ void BaselineSession::step(std::span<const Token> tokens, Logits logits) {
     llama_memory_seq_rm(
         llama_get_memory(context_.get()),
         /*seq_id=*/0,
-        static_cast<llama_pos>(tokens_),
+        static_cast<llama_pos>(position_),
         -1);
   };
   try {
-    check_decode(kStep, decode(*context_, tokens, tokens_, logits));
+    check_decode(kStep, decode(*context_, tokens, position_, logits));
   } catch (...) {
     forget();
     throw;
   }
-  tokens_ += tokens.size();
+  position_ += tokens.size();
   range_ = LogitsRange::of(logits, tokens.size());
 }
 
@@ -141,12 +142,12 @@ SessionStats BaselineSession::stats() const {
                  size_of(DType::kFloat16);
   }
   SessionStats stats;
-  stats.tokens = tokens_;
+  stats.tokens = position_;
   stats.kv_bytes_peak = cache_bytes();
-  stats.kv_bytes_full = tokens_ * row_bytes;
-  stats.rows_mean = static_cast<double>(tokens_);
-  stats.rows_min = tokens_;
-  stats.rows_max = tokens_;
+  stats.kv_bytes_full = position_ * row_bytes;
+  stats.rows_mean = static_cast<double>(position_);
+  stats.rows_min = position_;
+  stats.rows_max = position_;
   return stats;
 }
 

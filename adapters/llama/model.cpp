@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <fstream>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -86,6 +87,24 @@ std::string fingerprint_of(
   return result.hex();
 }
 
+std::string file_fingerprint_of(
+    const std::filesystem::path& path, std::uint64_t bytes) {
+  constexpr std::uint64_t kBlocks = 64;
+  constexpr std::uint64_t kBlockBytes = 4096;
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> block(std::min(bytes, kBlockBytes));
+  Fingerprint result;
+  result.add(bytes);
+  for (std::uint64_t i = 0; i < kBlocks; ++i) {  // the first to the last
+    const std::uint64_t at = (bytes - block.size()) / (kBlocks - 1) * i;
+    file.seekg(static_cast<std::streamoff>(at));
+    file.read(block.data(), static_cast<std::streamsize>(block.size()));
+    result.add(std::string_view(block.data(), block.size()));
+  }
+  if (!file) throw Error(ErrorKind::kFile, "it cannot be read again");
+  return result.hex();
+}
+
 }  // namespace
 
 Model::~Model() = default;
@@ -116,7 +135,9 @@ void Model::load_weights(
       std::max(llama_model_n_ctx_train(model_.get()), 0));
   std::error_code code;
   const std::uintmax_t bytes = std::filesystem::file_size(path, code);
-  file_bytes_ = code ? 0 : bytes;
+  if (code) throw Error(ErrorKind::kFile, code.message());
+  file_bytes_ = bytes;
+  file_fingerprint_ = file_fingerprint_of(path, bytes);
 }
 
 std::shared_ptr<const Model> Model::load(

@@ -76,6 +76,13 @@ class Model {
     return fingerprint_;
   }
 
+  /// Identity of the very weights: FNV-1a 64, hex, over the size of the file
+  /// (of its first part, if it is split) and blocks spread over it. Tells
+  /// quantisations and fine-tunes apart without reading all of it.
+  [[nodiscard]] const std::string& file_fingerprint() const noexcept {
+    return file_fingerprint_;
+  }
+
   /// Attention layers in order; layers without attention are not listed.
   [[nodiscard]] std::span<const AttentionLayer> layers() const noexcept {
     return layers_;
@@ -129,6 +136,7 @@ class Model {
   std::string name_;
   std::string architecture_;
   std::string fingerprint_;
+  std::string file_fingerprint_;
   std::vector<AttentionLayer> layers_;
   std::size_t vocabulary_ = 0;
   std::size_t trained_length_ = 0;

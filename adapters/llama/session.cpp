@@ -1,7 +1,10 @@
 #include "llama/session.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+
+#include "qfilters/error.h"
 
 #include "llama/engine.h"
 
@@ -15,17 +18,12 @@ class EngineSession final : public Session {
       Policy policy,
       const SessionOptions& options)
       : engine_(std::move(model), options),
-        cache_(
-            engine_.model().layer_shapes(),
+        cache_(make_cache(
             std::move(policy),
             {/*batch=*/1,
              DType::kFloat16,
              options.byte_limit,
-             options.threads}) {}
-
-  void step(std::span<const Token> tokens, Logits logits) override {
-    engine_.step(cache_, tokens, logits);
-  }
+             options.threads})) {}
 
   [[nodiscard]] const float* logits(std::size_t i) const override {
     return engine_.logits(i);
@@ -36,7 +34,7 @@ class EngineSession final : public Session {
   }
 
   [[nodiscard]] SessionStats stats() const override {
-    const SequenceStats cache = cache_.stats();
+    const SequenceStats cache = cache_->stats();
     SessionStats stats;
     stats.tokens = cache.tokens;
     stats.attention_seconds = engine_.attention_seconds();
@@ -54,12 +52,94 @@ class EngineSession final : public Session {
     return engine_.model();
   }
 
+ protected:
+  void run(std::span<const Token> tokens, Logits logits) override {
+    engine_.step(*cache_, tokens, logits);
+  }
+
+  [[nodiscard]] Snapshot save_cache() const override { return cache_->save(); }
+
+  void restore_cache(const Snapshot& saved, std::size_t tokens) override {
+    auto cache = make_cache(cache_->policy(), cache_->options());
+    cache->restore(saved);
+    if (cache->offset() != tokens) {
+      throw Error(
+          ErrorKind::kFile,
+          "restore: " + std::to_string(tokens) + " tokens saved with a cache " +
+              "of " + std::to_string(cache->offset()));
+    }
+    cache_ = std::move(cache);
+  }
+
  private:
+  [[nodiscard]] std::unique_ptr<SequenceCache> make_cache(
+      Policy policy, const SequenceOptions& options) const {
+    return std::make_unique<SequenceCache>(
+        engine_.model().layer_shapes(), std::move(policy), options);
+  }
+
   Engine engine_;
-  SequenceCache cache_;
+  std::unique_ptr<SequenceCache> cache_;
 };
 
+// Names of the parts of a saved session.
+constexpr const char* kModel = "model";
+constexpr const char* kTokens = "tokens";
+
 }  // namespace
+
+void Session::step(std::span<const Token> tokens, Logits logits) {
+  const std::size_t before = tokens_.size();
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  try {
+    run(tokens, logits);
+  } catch (...) {
+    tokens_.resize(before);
+    throw;
+  }
+}
+
+Snapshot Session::save_cache() const {
+  throw Error(
+      ErrorKind::kUnsupported, "save: llama.cpp's own cache is not saved");
+}
+
+void Session::restore_cache(const Snapshot&, std::size_t) {
+  throw Error(
+      ErrorKind::kUnsupported, "restore: llama.cpp's own cache is not saved");
+}
+
+Snapshot Session::save() const {
+  Snapshot out = save_cache();
+  out.put_text(kModel, model().file_fingerprint());
+  out.put_values<Token>(kTokens, tokens_);
+  return out;
+}
+
+void Session::check_model(const Snapshot& saved) const {
+  const std::string file = saved.text(kModel);
+  if (file != model().file_fingerprint()) {
+    throw Error(
+        ErrorKind::kMismatch,
+        "restore: the saved state belongs to another model file than " +
+            model().name() + "'s (" + file + ", not " +
+            model().file_fingerprint() + ")");
+  }
+}
+
+void Session::restore(const Snapshot& saved) {
+  check_model(saved);
+  std::vector<Token> tokens = saved.values<Token>(kTokens);
+  const auto vocabulary = static_cast<Token>(model().vocabulary());
+  for (const Token token : tokens) {
+    if (token >= 0 && token < vocabulary) continue;
+    throw Error(
+        ErrorKind::kFile,
+        "restore: token " + std::to_string(token) + " outside the vocabulary");
+  }
+  restore_cache(saved, tokens.size());
+  tokens_ = std::move(tokens);
+}
 
 std::size_t Session::prefill(
     std::span<const Token> tokens,

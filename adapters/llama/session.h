@@ -10,6 +10,7 @@
 
 #include "qfilters/policy.h"
 #include "qfilters/sequence_cache.h"
+#include "qfilters/snapshot.h"
 
 #include "llama/model.h"
 
@@ -43,7 +44,25 @@ class Session {
   /// Runs up to chunk() tokens at the next positions. All or nothing: on an
   /// error the sequence is as before. Throws Error kRuntime, kInvalidArgument
   /// for no tokens or more than chunk(), and what the cache throws.
-  virtual void step(std::span<const Token> tokens, Logits logits) = 0;
+  void step(std::span<const Token> tokens, Logits logits);
+
+  /// All tokens of the sequence, in order.
+  [[nodiscard]] std::span<const Token> tokens() const noexcept {
+    return tokens_;
+  }
+
+  /// The whole sequence between two steps: every layer's cache, the tokens and
+  /// whose they are. Throws Error kUnsupported for llama.cpp's own cache.
+  [[nodiscard]] Snapshot save() const;
+
+  /// Continues a saved sequence, bit for bit, with the same model file and
+  /// policy; chunk and threads may differ. Logits are not part of it. Throws
+  /// Error kMismatch naming what differs, kFile for damaged data, kMemoryLimit;
+  /// the sequence is as before then.
+  void restore(const Snapshot& saved);
+
+  /// Throws as restore() does for what belongs to another model file.
+  void check_model(const Snapshot& saved) const;
 
   /// Logits [vocabulary] of token i of the last step, valid until the next.
   /// With Logits::kLast only i = tokens - 1 exists.
@@ -59,6 +78,17 @@ class Session {
   std::size_t prefill(
       std::span<const Token> tokens,
       const std::function<bool(std::size_t done)>& progress = {});
+
+ protected:
+  /// step() without the bookkeeping.
+  virtual void run(std::span<const Token> tokens, Logits logits) = 0;
+
+  [[nodiscard]] virtual Snapshot save_cache() const;
+  /// Takes over a cache of exactly `tokens` tokens.
+  virtual void restore_cache(const Snapshot& saved, std::size_t tokens);
+
+ private:
+  std::vector<Token> tokens_;
 };
 
 struct SessionOptions {

@@ -42,6 +42,11 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
+// The part of a snapshot that holds message i; they alternate.
+std::string part_of(std::size_t i) {
+  return "message " + std::to_string(i);
+}
+
 }  // namespace
 
 // What follows the last answer in `rendered`. A template may trim an answer;
@@ -63,36 +68,54 @@ std::string_view Conversation::new_part(std::string_view rendered) const {
           " rewrites earlier turns; the cache cannot follow");
 }
 
-std::vector<llama::Token> Conversation::ask(std::string message) {
-  const bool first = messages_.empty();
+std::vector<llama::Token> Conversation::ask(std::string message, bool bos) {
   messages_.push_back({"user", std::move(message)});
   std::string rendered = model_.chat_prompt(messages_, true);
-  std::vector<llama::Token> tokens = std::exchange(pending_, {});
-  const std::vector<llama::Token> added =
-      model_.tokenize(new_part(rendered), first, true);
-  tokens.insert(tokens.end(), added.begin(), added.end());
+  std::vector<llama::Token> tokens =
+      model_.tokenize(new_part(rendered), bos, true);
   opened_ = std::move(rendered);
   answer_.clear();
   return tokens;
 }
 
-void Conversation::add_answer(Answer answer) {
-  messages_.push_back({"assistant", answer.text});
-  answer_ = std::move(answer.text);
-  pending_ = std::move(answer.pending);
+void Conversation::add_answer(std::string text) {
+  messages_.push_back({"assistant", text});
+  answer_ = std::move(text);
+}
+
+void Conversation::save(Snapshot& snapshot) const {
+  // A message that found no room has no answer and is not in the cache.
+  for (std::size_t i = 0; i < messages_.size() / 2 * 2; ++i) {
+    snapshot.put_text(part_of(i), messages_[i].content);
+  }
+}
+
+void Conversation::restore(const Snapshot& snapshot) {
+  std::vector<llama::Model::ChatMessage> messages;
+  for (std::size_t i = 0; snapshot.has(part_of(i)); ++i) {
+    messages.push_back(
+        {i % 2 == 0 ? "user" : "assistant", snapshot.text(part_of(i))});
+  }
+  if (messages.size() % 2 != 0) {
+    throw Error(ErrorKind::kFile, "chat: the last saved answer is missing");
+  }
+  messages_ = std::move(messages);
+  if (messages_.empty()) return;
+  opened_ = model_.chat_prompt(
+      std::span(messages_).first(messages_.size() - 1), true);
+  answer_ = messages_.back().content;
 }
 
 ChatResult run_chat(
     Generation& generation,
-    const llama::Model& model,
+    Conversation& conversation,
     const Generation::Write& write,
     const Generation::Progress& progress) {
-  Conversation conversation(model);
   ChatResult result;
   while (std::optional<std::string> message = read_line()) {
     if (message->empty()) continue;
     const std::vector<llama::Token> tokens =
-        conversation.ask(std::move(*message));
+        conversation.ask(std::move(*message), generation.empty());
     if (!generation.has_room(tokens.size())) {
       result.stop = Stop::kTrainedLength;
       return result;
@@ -103,9 +126,9 @@ ChatResult run_chat(
     write("\n");
     result.text += answer.text + "\n";
     result.stop = answer.stop;
+    conversation.add_answer(std::move(answer.text));
     if (answer.stop == Stop::kInterrupted) return result;
     if (answer.stop == Stop::kTrainedLength) return result;
-    conversation.add_answer(std::move(answer));
   }
   result.stop = InterruptGuard::signal() != 0 ? Stop::kInterrupted : Stop::kEnd;
   return result;

@@ -23,19 +23,25 @@ class Conversation {
   /// of the conversation up to the opening of the answer. The end of the
   /// previous answer is part of it, so that every turn is well-formed. Throws
   /// Error kUnsupported when the template rewrites earlier turns.
-  [[nodiscard]] std::vector<llama::Token> ask(std::string message);
+  /// `bos`: they begin a sequence.
+  [[nodiscard]] std::vector<llama::Token> ask(std::string message, bool bos);
 
   /// Adds the model's answer to the last message.
-  void add_answer(Answer answer);
+  void add_answer(std::string text);
+
+  /// Adds the messages to a snapshot.
+  void save(Snapshot& snapshot) const;
+  /// Goes on with the conversation of a snapshot, a new one where it has none.
+  /// Throws Error kFile when the messages do not alternate.
+  void restore(const Snapshot& snapshot);
 
  private:
   [[nodiscard]] std::string_view new_part(std::string_view rendered) const;
 
   const llama::Model& model_;
   std::vector<llama::Model::ChatMessage> messages_;
-  std::string opened_;                 // as rendered for the last answer
-  std::string answer_;                 // that answer, word for word
-  std::vector<llama::Token> pending_;  // given out, not in the cache yet
+  std::string opened_;  // as rendered for the last answer
+  std::string answer_;  // that answer, word for word
 };
 
 struct ChatResult {
@@ -48,7 +54,7 @@ struct ChatResult {
 /// lines are skipped. `write` gets the answers; `progress` follows prefills.
 [[nodiscard]] ChatResult run_chat(
     Generation& generation,
-    const llama::Model& model,
+    Conversation& conversation,
     const Generation::Write& write,
     const Generation::Progress& progress);
 

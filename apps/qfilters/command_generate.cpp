@@ -15,6 +15,7 @@
 #include <fmt/core.h>
 
 #include "qfilters/error.h"
+#include "qfilters/snapshot_file.h"
 
 #include "chat.h"
 #include "commands.h"
@@ -35,6 +36,13 @@ struct GenerateArguments {
   std::optional<std::string> prompt;
   std::string prompt_file;
   bool chat = false;
+  std::string load_state;
+  std::string save_state;
+  bool seed_given = false;
+
+  [[nodiscard]] bool keeps_state() const {
+    return !load_state.empty() || !save_state.empty();
+  }
 };
 
 // Positions are 32-bit integers.
@@ -44,8 +52,7 @@ constexpr std::size_t kMostTokens = std::numeric_limits<std::int32_t>::max();
   throw Error(ErrorKind::kInvalidArgument, "generate: " + message);
 }
 
-std::string read_prompt(const GenerateArguments& arguments) {
-  if (arguments.prompt) return *arguments.prompt;
+std::string read_prompt_file(const GenerateArguments& arguments) {
   if (arguments.prompt_file == "-") {
     return {std::istreambuf_iterator<char>(std::cin), {}};
   }
@@ -66,15 +73,19 @@ std::string read_prompt(const GenerateArguments& arguments) {
 }
 
 void check(const GenerateArguments& arguments) {
-  const int sources = (arguments.prompt ? 1 : 0) +
-                      (arguments.prompt_file.empty() ? 0 : 1) +
-                      (arguments.chat ? 1 : 0);
-  if (sources != 1) {
-    refuse("give one of --prompt, --prompt-file and --chat");
+  const bool prompted = arguments.prompt || !arguments.prompt_file.empty();
+  if (arguments.chat && prompted) {
+    refuse("--chat takes its messages from stdin, not from a prompt");
   }
-  check_outputs(
-      {arguments.run.common.json},
-      {arguments.run.model, arguments.run.filters, arguments.prompt_file});
+  if (!arguments.chat && !prompted && arguments.load_state.empty()) {
+    refuse("give --prompt, --prompt-file, --chat or --load-state");
+  }
+  // The state that was loaded may be replaced by what became of it.
+  std::vector<std::string> inputs = {
+      arguments.run.model, arguments.run.filters, arguments.prompt_file};
+  check_outputs({arguments.run.common.json, arguments.save_state}, inputs);
+  inputs.push_back(arguments.load_state);
+  check_outputs({arguments.run.common.json}, inputs);
   if (arguments.generation.tokens > kMostTokens) {
     refuse("-n must be at most " + std::to_string(kMostTokens));
   }
@@ -82,22 +93,49 @@ void check(const GenerateArguments& arguments) {
   (void)Sampler(arguments.generation.sampling, {});
 }
 
-/// Control tokens written out in a prompt count as such: the prompt is the
-/// user's own.
-std::vector<llama::Token> prompt_tokens(
-    const GenerateArguments& arguments, const llama::Model& model) {
-  const std::string prompt = read_prompt(arguments);
-  if (model.tokenize(prompt, false, true).empty()) {
-    refuse("the prompt is empty");
-  }
-  std::vector<llama::Token> tokens = model.tokenize(prompt, true, true);
-  const std::size_t trained = model.trained_length();
-  if (arguments.generation.stop_at_trained_length && tokens.size() > trained) {
+void check_state(
+    const GenerateArguments& arguments, const eval::RunSpec& spec) {
+  if (!arguments.keeps_state()) return;
+  if (spec.policy == "llama") {
     refuse(
-        "the prompt's " + std::to_string(tokens.size()) +
-        " tokens exceed the trained length of " + std::to_string(trained));
+        "the state of llama.cpp's own cache can be neither saved nor loaded");
   }
-  return tokens;
+  if (eval::is_bounded(spec.policy) &&
+      spec.budget.kind == eval::Budget::Kind::kShare) {
+    refuse(
+        "--budget " + spec.budget.text +
+        " depends on the length of a run; a state needs rows or memory");
+  }
+}
+
+using Prompts = std::vector<std::vector<llama::Token>>;
+
+std::size_t count_tokens(const Prompts& prompts) {
+  std::size_t count = 0;
+  for (const auto& prompt : prompts)
+    count += prompt.size();
+  return count;
+}
+
+/// The file's prompt, then the other, each fed by itself: so a run that loads
+/// the state after the first computes the same. Control tokens written out in
+/// a prompt count as such: the prompt is the user's own.
+Prompts prompt_tokens(
+    const GenerateArguments& arguments, const llama::Model& model) {
+  std::vector<std::string> texts;
+  if (!arguments.prompt_file.empty()) {
+    texts.push_back(read_prompt_file(arguments));
+  }
+  if (arguments.prompt) texts.push_back(*arguments.prompt);
+  Prompts prompts;
+  for (const std::string& text : texts) {
+    const bool bos = prompts.empty() && arguments.load_state.empty();
+    if (model.tokenize(text, false, true).empty()) {
+      refuse("the prompt is empty");
+    }
+    prompts.push_back(model.tokenize(text, bos, true));
+  }
+  return prompts;
 }
 
 /// Writes pieces to stdout at once, whole characters only.
@@ -122,19 +160,17 @@ struct Outcome {
   std::size_t turns = 1;
 };
 
-Outcome run_prompt(
+Outcome run_prompts(
     Generation& generation,
-    const std::vector<llama::Token>& prompt,
+    const Prompts& prompts,
     const Generation::Write& write) {
   Outcome outcome;
-  bool fed = false;
-  {
+  for (const std::vector<llama::Token>& prompt : prompts) {
     ProgressBar bar("prefill");
-    fed = generation.feed(prompt, [&](std::size_t done, std::size_t total) {
-      bar.update(done, total);
-    });
-  }
-  if (!fed) {
+    const bool fed = generation.feed(
+        prompt,
+        [&](std::size_t done, std::size_t total) { bar.update(done, total); });
+    if (fed) continue;
     outcome.stop = Stop::kInterrupted;
     return outcome;
   }
@@ -146,11 +182,14 @@ Outcome run_prompt(
 
 Outcome run_turns(
     Generation& generation,
-    const llama::Model& model,
+    Conversation& conversation,
     const Generation::Write& write) {
   ProgressBar bar("prefill");
   ChatResult chat = run_chat(
-      generation, model, write, [&](std::size_t done, std::size_t total) {
+      generation,
+      conversation,
+      write,
+      [&](std::size_t done, std::size_t total) {
         if (done < total) {
           bar.update(done, total);
         } else {
@@ -160,11 +199,19 @@ Outcome run_turns(
   return {chat.stop, std::move(chat.text), chat.turns};
 }
 
+/// Tokens of the sequence that came from a state file.
+std::size_t loaded_tokens(
+    const eval::RunRecord& record, const Generation& generation) {
+  return record.stats.tokens - generation.fed_tokens() -
+         generation.decoded_tokens();
+}
+
 Json to_json(
     const eval::RunRecord& record,
     const Generation& generation,
     const Outcome& outcome) {
   Json json = eval::to_json(record);
+  json["loaded_tokens"] = loaded_tokens(record, generation);
   json["prompt_tokens"] = generation.fed_tokens();
   json["generated_tokens"] = generation.generated_tokens();
   json["turns"] = outcome.turns;
@@ -212,8 +259,11 @@ void print_summary(
   }
   fmt::print(
       stderr,
-      "\ntokens seen   {} (generated {}, stopped: {})\n",
+      "\ntokens seen   {} ({}generated {}, stopped: {})\n",
       stats.tokens,
+      loaded_tokens(record, generation) == 0
+          ? ""
+          : fmt::format("loaded {}, ", loaded_tokens(record, generation)),
       generation.generated_tokens(),
       to_string(outcome.stop));
   fmt::print(
@@ -236,15 +286,37 @@ void print_summary(
 /// the trained length, which is also what llama.cpp's own cache can hold.
 std::size_t sequence_tokens(
     const GenerateArguments& arguments,
-    std::size_t prompt,
+    const Prompts& prompts,
     const llama::Model& model) {
   if (arguments.chat) return model.trained_length();
-  return prompt + arguments.generation.tokens;
+  return count_tokens(prompts) + arguments.generation.tokens;
+}
+
+/// The state file, if one is wanted: the generation, and the chat in it.
+void save_state(
+    const GenerateArguments& arguments,
+    const Generation& generation,
+    const Conversation& conversation) {
+  if (arguments.save_state.empty()) return;
+  if (!generation.can_save()) {
+    warn(
+        "no state saved to " + arguments.save_state +
+        ": nothing was fed, or not all of it");
+    return;
+  }
+  Snapshot snapshot = generation.save();
+  conversation.save(snapshot);
+  save_snapshot(snapshot, arguments.save_state);
 }
 
 void generate(const GenerateArguments& arguments) {
   check(arguments);
   const eval::RunSpec spec = make_specs(arguments.run).front();
+  check_state(arguments, spec);
+  std::optional<Snapshot> loaded;
+  if (!arguments.load_state.empty()) {
+    loaded = load_snapshot(arguments.load_state);
+  }
   GenerationOptions options = arguments.generation;
   options.sampling.seed = arguments.run.seed;
   if (arguments.chat && spec.policy == "llama") {
@@ -253,9 +325,8 @@ void generate(const GenerateArguments& arguments) {
   const std::shared_ptr<const llama::Model> model = llama::Model::load(
       arguments.run.model,
       model_options(arguments.run.common, arguments.run.gpu_layers));
-  std::vector<llama::Token> prompt;
-  if (!arguments.chat) prompt = prompt_tokens(arguments, *model);
-  const std::size_t tokens = sequence_tokens(arguments, prompt.size(), *model);
+  const Prompts prompts = prompt_tokens(arguments, *model);
+  const std::size_t tokens = sequence_tokens(arguments, prompts, *model);
   const std::optional<eval::Limits> limits =
       eval::limits_of(spec, tokens, model->layer_shapes());
   const std::unique_ptr<llama::Session> session = eval::open_session(
@@ -264,15 +335,30 @@ void generate(const GenerateArguments& arguments) {
       eval::load_run_filters(spec.policy, arguments.run.filters, *model),
       tokens);
 
-  const InterruptGuard guard(InterruptGuard::Mode::kOnce);
   Generation generation(*session, options);
+  Conversation conversation(*model);
+  if (loaded) {
+    generation.restore(*loaded, arguments.seed_given);
+    conversation.restore(*loaded);
+    loaded.reset();
+  }
+  if (!generation.has_room(count_tokens(prompts))) {
+    refuse(
+        "the prompt's " + std::to_string(count_tokens(prompts)) +
+        " tokens, after " + std::to_string(session->tokens().size()) +
+        ", exceed the trained length of " +
+        std::to_string(model->trained_length()));
+  }
+
+  const InterruptGuard guard(InterruptGuard::Mode::kOnce);
   Stdout out;
   const auto write = [&](std::string_view piece) { out.write(piece); };
   const Outcome outcome = arguments.chat
-                              ? run_turns(generation, *model, write)
-                              : run_prompt(generation, prompt, write);
+                              ? run_turns(generation, conversation, write)
+                              : run_prompts(generation, prompts, write);
   out.finish();
   if (!arguments.chat && !outcome.text.empty()) out.write("\n");
+  save_state(arguments, generation, conversation);
 
   eval::RunRecord record = eval::start_record(spec, limits, *model);
   record.stats = session->stats();
@@ -289,7 +375,9 @@ void add_prompt_options(CLI::App& command, GenerateArguments& arguments) {
       ->type_name("TEXT");
   command
       .add_option(
-          "--prompt-file", arguments.prompt_file, "The same; - reads stdin")
+          "--prompt-file",
+          arguments.prompt_file,
+          "The same from a file, - is stdin; comes before --prompt")
       ->type_name("FILE");
   command.add_flag(
       "--chat",
@@ -322,6 +410,22 @@ void add_sampling_options(CLI::App& command, GenerationOptions& options) {
       "Stop where the model's trained length ends instead of warning");
 }
 
+void add_state_options(CLI::App& command, GenerateArguments& arguments) {
+  command
+      .add_option(
+          "--save-state",
+          arguments.save_state,
+          "Write the whole state at the end: cache, tokens, sampler")
+      ->type_name("FILE");
+  command
+      .add_option(
+          "--load-state",
+          arguments.load_state,
+          "Start from a saved state; model, filters, policy and budget must be "
+          "its own")
+      ->type_name("FILE");
+}
+
 }  // namespace
 
 void add_generate_command(CLI::App& app, Action& action) {
@@ -330,9 +434,12 @@ void add_generate_command(CLI::App& app, Action& action) {
   const auto arguments = std::make_shared<GenerateArguments>();
   add_prompt_options(*command, *arguments);
   add_sampling_options(*command, arguments->generation);
+  add_state_options(*command, *arguments);
   add_run_options(*command, arguments->run, Candidates::kOne);
-  command->callback(
-      [&action, arguments] { action = [arguments] { generate(*arguments); }; });
+  command->callback([&action, arguments, command] {
+    arguments->seed_given = command->count("--seed") > 0;
+    action = [arguments] { generate(*arguments); };
+  });
 }
 
 }  // namespace qfilters::cli

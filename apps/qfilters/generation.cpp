@@ -1,6 +1,10 @@
 #include "generation.h"
 
+#include <utility>
+
 #include <fmt/core.h>
+
+#include "qfilters/error.h"
 
 #include "eval/tasks/scoring.h"
 #include "interrupt.h"
@@ -9,6 +13,11 @@
 namespace qfilters::cli {
 
 namespace {
+
+// Parts of a saved generation, beside those of its session.
+constexpr const char* kSampler = "sampler";
+constexpr const char* kPending = "pending";
+constexpr const char* kLogits = "logits";
 
 std::vector<llama::Token> banned_tokens(
     const llama::Model& model, const GenerationOptions& options) {
@@ -45,12 +54,13 @@ Generation::Generation(
 
 bool Generation::has_room(std::size_t tokens) const noexcept {
   return !options_.stop_at_trained_length ||
-         fed_ + decoded_ + tokens <= session_.model().trained_length();
+         session_.tokens().size() + pending_.size() + tokens <=
+             session_.model().trained_length();
 }
 
 void Generation::note_position() {
   const std::size_t trained = session_.model().trained_length();
-  if (warned_ || trained == 0 || fed_ + decoded_ <= trained) return;
+  if (warned_ || trained == 0 || session_.tokens().size() <= trained) return;
   warned_ = true;
   warn(fmt::format(
       "positions pass the model's trained length of {}; "
@@ -59,7 +69,11 @@ void Generation::note_position() {
 }
 
 bool Generation::feed(
-    std::span<const llama::Token> tokens, const Progress& progress) {
+    std::span<const llama::Token> added, const Progress& progress) {
+  std::vector<llama::Token> tokens = std::exchange(pending_, {});
+  tokens.insert(tokens.end(), added.begin(), added.end());
+  saved_logits_.clear();
+  can_answer_ = false;
   std::size_t done = 0;
   eval::timed(feed_seconds_, [&] {
     done = session_.prefill(tokens, [&](std::size_t so_far) {
@@ -70,11 +84,24 @@ bool Generation::feed(
   fed_ += done;
   note_position();
   if (done > 0) last_ = (done - 1) % session_.chunk();
-  return done == tokens.size() && InterruptGuard::signal() == 0;
+  can_answer_ = done == tokens.size();
+  return can_answer_ && InterruptGuard::signal() == 0;
 }
 
-llama::Token Generation::sample() {
-  return sampler_.pick({session_.logits(last_), session_.model().vocabulary()});
+std::span<const float> Generation::next_logits() const {
+  if (!saved_logits_.empty()) return saved_logits_;
+  return {session_.logits(last_), session_.model().vocabulary()};
+}
+
+llama::Token Generation::next() {
+  if (!pending_.empty()) {
+    session_.step(pending_, llama::Logits::kLast);
+    pending_.clear();
+    saved_logits_.clear();
+    last_ = 0;
+    ++decoded_;
+  }
+  return sampler_.pick(next_logits());
 }
 
 Answer Generation::answer(const Write& write) {
@@ -82,16 +109,8 @@ Answer Generation::answer(const Write& write) {
   std::size_t count = 0;
   while (count < options_.tokens) {
     llama::Token token = 0;
-    double& seconds = answer.pending.empty() ? feed_seconds_ : decode_seconds_;
-    eval::timed(seconds, [&] {
-      if (!answer.pending.empty()) {
-        session_.step(answer.pending, llama::Logits::kLast);
-        last_ = 0;
-        ++decoded_;
-      }
-      token = sample();
-    });
-    answer.pending.clear();
+    double& seconds = pending_.empty() ? feed_seconds_ : decode_seconds_;
+    eval::timed(seconds, [&] { token = next(); });
     note_position();
     if (!first_token_seconds_) first_token_seconds_ = feed_seconds_;
     if (!options_.ignore_end && session_.model().is_end(token)) {
@@ -100,7 +119,7 @@ Answer Generation::answer(const Write& write) {
     }
     const std::string piece = session_.model().piece(token);
     answer.text += piece;
-    answer.pending.push_back(token);
+    pending_.push_back(token);
     write(piece);
     ++count;
     ++generated_;
@@ -108,12 +127,47 @@ Answer Generation::answer(const Write& write) {
       answer.stop = Stop::kInterrupted;
       return answer;
     }
-    if (!has_room(1)) {
+    if (!has_room(0)) {
       answer.stop = Stop::kTrainedLength;
       return answer;
     }
   }
   return answer;
+}
+
+Snapshot Generation::save() const {
+  if (!can_answer_) {
+    throw Error(ErrorKind::kInvalidArgument, "save: the prompt is not in yet");
+  }
+  Snapshot out = session_.save();
+  out.put_text(kSampler, sampler_.state());
+  out.put_values<llama::Token>(kPending, pending_);
+  if (pending_.empty()) out.put_values<float>(kLogits, next_logits());
+  return out;
+}
+
+void Generation::restore(const Snapshot& saved, bool new_seed) {
+  session_.check_model(saved);
+  const auto vocabulary = session_.model().vocabulary();
+  auto pending = saved.values<llama::Token>(kPending);
+  std::vector<float> logits;
+  if (pending.empty()) logits = saved.values<float>(kLogits);
+  const bool sound =
+      pending.empty()
+          ? logits.size() == vocabulary
+          : pending.size() == 1 && pending.front() >= 0 &&
+                static_cast<std::size_t>(pending.front()) < vocabulary;
+  if (!sound) {
+    throw Error(
+        ErrorKind::kFile, "restore: the saved generation makes no sense");
+  }
+  Sampler sampler = sampler_;
+  if (!new_seed) sampler.restore(saved.text(kSampler));
+  session_.restore(saved);
+  sampler_ = std::move(sampler);
+  pending_ = std::move(pending);
+  saved_logits_ = std::move(logits);
+  can_answer_ = true;
 }
 
 }  // namespace qfilters::cli

@@ -27,12 +27,11 @@ enum class Stop { kLength, kEnd, kInterrupted, kTrainedLength };
 struct Answer {
   Stop stop = Stop::kLength;
   std::string text;
-  /// The last token, if it was given out but is not in the cache yet.
-  std::vector<llama::Token> pending;
 };
 
 /// Feeds a session and samples from it; counts tokens and time. An interrupt
-/// (InterruptGuard) ends either between two steps.
+/// (InterruptGuard) ends either between two steps. A token that was given out
+/// last is pending: it enters the cache with what follows.
 class Generation {
  public:
   /// Hears each piece of an answer as it comes.
@@ -44,12 +43,30 @@ class Generation {
   /// Whether so many more tokens stay within the trained length, or may pass.
   [[nodiscard]] bool has_room(std::size_t tokens) const noexcept;
 
-  /// Puts tokens into the cache; false when interrupted. Warns once when
-  /// positions pass the trained length.
+  /// True while the sequence has no token.
+  [[nodiscard]] bool empty() const noexcept {
+    return session_.tokens().empty();
+  }
+
+  /// Puts tokens into the cache, a pending one first; false when interrupted.
+  /// Warns once when positions pass the trained length.
   bool feed(std::span<const llama::Token> tokens, const Progress& progress);
 
-  /// Samples an answer to what was fed last.
+  /// Samples an answer to what was fed last, or goes on with the last answer.
   [[nodiscard]] Answer answer(const Write& write);
+
+  /// Whether save() can give the state: not after an interrupted feed().
+  [[nodiscard]] bool can_save() const noexcept { return can_answer_; }
+
+  /// The session and where the generation is: sampler, pending token, and
+  /// without one the logits that the next token is picked from. Throws as
+  /// Session::save(), kInvalidArgument unless can_save().
+  [[nodiscard]] Snapshot save() const;
+
+  /// Goes on where save() was called: the same tokens come as without it.
+  /// `new_seed`: the sampler starts anew from this one's own seed. Throws as
+  /// Session::restore(); nothing changes then.
+  void restore(const Snapshot& saved, bool new_seed);
 
   [[nodiscard]] std::size_t fed_tokens() const noexcept { return fed_; }
 
@@ -71,12 +88,17 @@ class Generation {
   }
 
  private:
-  [[nodiscard]] llama::Token sample();
+  [[nodiscard]] std::span<const float> next_logits() const;
+  /// Picks the next token, after the pending one has entered the cache.
+  [[nodiscard]] llama::Token next();
   void note_position();
 
   llama::Session& session_;
   GenerationOptions options_;
   Sampler sampler_;
+  std::vector<llama::Token> pending_;  // none or one
+  std::vector<float> saved_logits_;    // restored, until the next step
+  bool can_answer_ = false;
   std::size_t last_ = 0;       // index of the last step's last token
   std::size_t fed_ = 0;        // tokens that feed() put into the cache
   std::size_t decoded_ = 0;    // tokens that answer() put into the cache

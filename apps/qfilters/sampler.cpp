@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <locale>
+#include <sstream>
 #include <utility>
 
 #include "qfilters/error.h"
@@ -18,6 +20,24 @@ Sampler::Sampler(
   if (!(options.top_p > 0 && options.top_p <= 1)) {
     throw Error(ErrorKind::kInvalidArgument, "top-p: must be in (0, 1]");
   }
+}
+
+std::string Sampler::state() const {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  text << random_;
+  return text.str();
+}
+
+void Sampler::restore(const std::string& state) {
+  std::istringstream text(state);
+  text.imbue(std::locale::classic());
+  std::mt19937_64 random;
+  text >> random;
+  if (!text || !(text >> std::ws).eof()) {
+    throw Error(ErrorKind::kFile, "sampler: the saved state makes no sense");
+  }
+  random_ = random;
 }
 
 llama::Token Sampler::pick(std::span<const float> logits) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "llama/model.h"
@@ -27,6 +28,13 @@ class Sampler {
   Sampler(const SamplerOptions& options, std::vector<llama::Token> banned);
 
   [[nodiscard]] llama::Token pick(std::span<const float> logits);
+
+  /// Where the random numbers are, in the text form that the standard gives
+  /// std::mt19937_64.
+  [[nodiscard]] std::string state() const;
+  /// Continues there. Throws Error kFile for what state() did not write; the
+  /// sampler is as before then.
+  void restore(const std::string& state);
 
  private:
   struct Candidate {

@@ -1,7 +1,9 @@
 #include "llama/session.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -183,6 +185,94 @@ INSTANTIATE_TEST_SUITE_P(
         BytesCase{"bf16", "llama_ok", "bf16", true},
         BytesCase{"windows", "gemma_swa", "f16", false}),
     [](const auto& test) { return std::string(test.param.name); });
+
+std::vector<float> last_logits(Session& session, Token next) {
+  session.step(std::vector<Token>{next}, Logits::kLast);
+  const float* logits = session.logits(0);
+  return {logits, logits + session.model().vocabulary()};
+}
+
+// A global and windowed layers, so that both kinds of rows are saved.
+TEST(SessionStateTest, GoesOnBitForBit) {
+  const auto model = load_tiny("gemma_swa");
+  if (model == nullptr) GTEST_SKIP() << "no Python to write tiny models";
+  PolicyOptions rows;
+  rows.budget = 40;
+  rows.protection = {4, 8};
+  const Policy policy = Policy::make("knorm", rows);
+  const auto tokens = some_tokens(*model, 150);
+  const auto straight = make_engine_session(model, policy, options_of(32));
+  straight->prefill(tokens);
+  const Snapshot saved = straight->save();
+  const auto resumed = make_engine_session(model, policy, options_of(16));
+  resumed->prefill(std::span(tokens).first(20));  // replaced
+  resumed->restore(saved);
+  EXPECT_TRUE(std::ranges::equal(resumed->tokens(), tokens));
+  EXPECT_EQ(resumed->stats().rows_max, straight->stats().rows_max);
+  for (const Token next : {tokens[3], tokens[50]}) {
+    EXPECT_EQ(last_logits(*resumed, next), last_logits(*straight, next));
+  }
+  EXPECT_EQ(resumed->save(), straight->save());
+}
+
+TEST(SessionStateTest, RefusesWhatIsNotItsOwnAndStaysAsItWas) {
+  const auto model = load_tiny("llama_ok");
+  const auto other = load_tiny("gemma_swa");
+  if (model == nullptr) GTEST_SKIP() << "no Python to write tiny models";
+  const auto tokens = some_tokens(*model, 40);
+  const auto session =
+      make_engine_session(model, Policy::full(), options_of(64));
+  session->prefill(tokens);
+  const Snapshot before = session->save();
+
+  const auto refusal = [&](const Snapshot& saved) {
+    const Error error = error_of([&] { session->restore(saved); });
+    EXPECT_EQ(session->save(), before);
+    return error;
+  };
+  const auto stranger =
+      make_engine_session(other, Policy::full(), options_of(64));
+  stranger->prefill(some_tokens(*other, 10));
+  EXPECT_EQ(refusal(stranger->save()).kind(), ErrorKind::kMismatch);
+  const auto bounded =
+      make_engine_session(model, Policy::make("streaming", {}), options_of(64));
+  EXPECT_EQ(refusal(bounded->save()).kind(), ErrorKind::kMismatch);
+  EXPECT_THAT(refusal(Snapshot()).what(), HasSubstr("no part 'model'"));
+
+  Snapshot saved = before;
+  saved.put_values<Token>("tokens", std::span(tokens).first(39));
+  EXPECT_THAT(refusal(saved).what(), HasSubstr("39 tokens"));
+  for (const Token outside : {-1, static_cast<Token>(model->vocabulary())}) {
+    auto ids = tokens;
+    ids.back() = outside;
+    saved.put_values<Token>("tokens", ids);
+    EXPECT_THAT(refusal(saved).what(), HasSubstr("outside the vocabulary"));
+  }
+  saved = before;
+  saved.put_text("sequence", "damaged");
+  EXPECT_EQ(refusal(saved).kind(), ErrorKind::kFile);
+}
+
+TEST(SessionStateTest, LlamaCppsOwnCacheHasNone) {
+  const auto model = load_tiny("llama_ok");
+  if (model == nullptr) GTEST_SKIP() << "no Python to write tiny models";
+  const auto theirs = make_baseline_session(model, options_of(64), {});
+  const auto ours = make_engine_session(model, Policy::full(), options_of(64));
+  EXPECT_EQ(
+      error_of([&] { (void)theirs->save(); }).kind(), ErrorKind::kUnsupported);
+  EXPECT_EQ(
+      error_of([&] { theirs->restore(ours->save()); }).kind(),
+      ErrorKind::kUnsupported);
+}
+
+TEST(SessionStateTest, AFailedStepIsNotRemembered) {
+  const auto model = load_tiny("llama_ok");
+  if (model == nullptr) GTEST_SKIP() << "no Python to write tiny models";
+  const auto session =
+      make_engine_session(model, Policy::full(), options_of(8));
+  EXPECT_THROW(session->step(some_tokens(*model, 9), Logits::kNone), Error);
+  EXPECT_TRUE(session->tokens().empty());
+}
 
 }  // namespace
 }  // namespace qfilters::llama

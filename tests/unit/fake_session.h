@@ -55,8 +55,7 @@ class RecallSession final : public llama::Session {
     friend bool operator==(const Step&, const Step&) = default;
   };
 
-  void step(
-      std::span<const eval::Token> tokens, llama::Logits wanted) override {
+  void run(std::span<const eval::Token> tokens, llama::Logits wanted) override {
     steps_.push_back({tokens.size(), wanted});
     rows_.assign(tokens.size(), {});
     for (std::size_t i = 0; i < tokens.size(); ++i) {

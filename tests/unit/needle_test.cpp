@@ -169,7 +169,7 @@ TEST(NeedleTest, LetsTheQuestionEnterInChunksOfItsOwn) {
 
     ~Recorder() override { *out = inner.steps(); }
 
-    void step(std::span<const Token> tokens, llama::Logits logits) override {
+    void run(std::span<const Token> tokens, llama::Logits logits) override {
       inner.step(tokens, logits);
     }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <set>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -117,6 +118,34 @@ TEST(SamplerTest, RefusesOptionsOutsideTheirRange) {
       error_of([] { Sampler(options(1, 0, 0), {}); }),
       IsError(ErrorKind::kInvalidArgument, "top-p"));
   EXPECT_TRUE(error_of([] { Sampler(options(1, 0, 1.1), {}); }));
+}
+
+TEST(SamplerTest, GoesOnFromASavedState) {
+  Sampler straight(options(1), {});
+  for (int i = 0; i < 5; ++i)
+    (void)straight.pick(kLogits);
+  Sampler resumed({1, 0, 1, 99}, {});
+  resumed.restore(straight.state());
+  std::vector<llama::Token> a;
+  std::vector<llama::Token> b;
+  for (int i = 0; i < 400; ++i) {
+    a.push_back(straight.pick(kLogits));
+    b.push_back(resumed.pick(kLogits));
+  }
+  EXPECT_EQ(a, b);
+  EXPECT_GT(std::set<llama::Token>(a.begin(), a.end()).size(), 1U);
+}
+
+TEST(SamplerTest, RefusesAStateThatIsNone) {
+  Sampler sampler(options(1), {});
+  const std::string state = sampler.state();
+  for (const std::string& bad :
+       {std::string(), std::string("1 2 3"), state + " 7", "x" + state}) {
+    EXPECT_THAT(
+        error_of([&] { sampler.restore(bad); }),
+        IsError(ErrorKind::kFile, "sampler"));
+    EXPECT_EQ(sampler.state(), state);
+  }
 }
 
 }  // namespace
