@@ -89,6 +89,7 @@ BENCHMARK(BM_Copy)
     ->ArgName("bytes")
     ->Arg(4096 * 3 * 64 * 4)
     ->Arg(4096 * 8 * 128 * 4)
+    ->Arg(8192 * 8 * 128 * 4)
     ->UseRealTime();
 
 }  // namespace

@@ -7,9 +7,14 @@
 
 #include "qfilters/error.h"
 
+#include "kernels/move_rows.h"
+#include "kernels/types.h"
+
 namespace qfilters {
 
 namespace {
+
+static_assert(kBlockRows == kernels::kTileRows);
 
 constexpr std::size_t blocks_for(std::size_t rows) noexcept {
   return (rows + kBlockRows - 1) / kBlockRows;
@@ -121,20 +126,28 @@ void KVStore::append_row(
 void KVStore::keep(
     std::size_t group, std::span<const std::uint32_t> kept) noexcept {
   Group& g = groups_[group];
-  for (std::size_t to = 0; to < kept.size(); ++to) {
+  for (std::size_t to = 0; to < kept.size();) {
+    // Consecutive rows move at once, up to the end of either block.
     const std::size_t from = kept[to];
-    if (from == to) continue;
-    const std::uint16_t* key = key_slot(g, from);
-    std::uint16_t* slot = key_slot(g, to);
-    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
-      slot[d * kBlockRows] = key[d * kBlockRows];
+    const std::size_t most = std::min(
+        {kept.size() - to,
+         kBlockRows - from % kBlockRows,
+         kBlockRows - to % kBlockRows});
+    std::size_t count = 1;
+    while (count < most && kept[to + count] == from + count)
+      ++count;
+    if (from != to) {
+      const auto tile = [&](std::size_t row) {
+        return reinterpret_cast<std::uint16_t*>(g.blocks[row / kBlockRows]);
+      };
+      kernels::move_rows(
+          {tile(from), tile(to), from % kBlockRows, to % kBlockRows, count},
+          shape_.key_dim,
+          shape_.value_dim);
+      std::copy_n(&g.positions[from], count, &g.positions[to]);
+      std::copy_n(&g.scores[from], count, &g.scores[to]);
     }
-    std::memcpy(
-        value_slot(g, to),
-        value_slot(g, from),
-        shape_.value_dim * sizeof(std::uint16_t));
-    g.positions[to] = g.positions[from];
-    g.scores[to] = g.scores[from];
+    to += count;
   }
   g.positions.resize(kept.size());
   g.scores.resize(kept.size());
