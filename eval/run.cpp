@@ -202,6 +202,11 @@ Json to_json(const RunRecord& record) {
   const llama::SessionStats& stats = record.stats;
   Json json;
   json["policy"] = record.spec.policy;
+  if (record.spec.policy == kLlama) {
+    json["llama"] = {
+        {"flash_attention", record.spec.llama_flash_attention},
+        {"cache_type", record.spec.llama_cache_type}};
+  }
   json["budget"] = limit(&Limits::budget);
   json["sink"] = limit(&Limits::sinks);
   json["recent"] = limit(&Limits::recent);

@@ -15,5 +15,6 @@ void add_calibrate_command(CLI::App& app, Action& action);
 void add_inspect_command(CLI::App& app, Action& action);
 void add_generate_command(CLI::App& app, Action& action);
 void add_eval_command(CLI::App& app, Action& action);
+void add_bench_command(CLI::App& app, Action& action);
 
 }  // namespace qfilters::cli

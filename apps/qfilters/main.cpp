@@ -62,6 +62,7 @@ int run(int argc, char** argv) {
   qfilters::cli::add_inspect_command(app, action);
   qfilters::cli::add_generate_command(app, action);
   qfilters::cli::add_eval_command(app, action);
+  qfilters::cli::add_bench_command(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {

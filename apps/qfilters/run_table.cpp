@@ -98,9 +98,92 @@ std::string make_row(
   return row + "\n";
 }
 
+/// Rows of cells under a row of titles, in columns.
+std::string layout(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths(rows.front().size(), 0);
+  for (const std::vector<std::string>& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string table;
+  for (const std::vector<std::string>& row : rows)
+    table += make_row(row, widths);
+  return table;
+}
+
+std::string label_of(const Json& run) {
+  std::string label = run["policy"].get<std::string>();
+  if (!run["budget"].is_null()) {
+    label += fmt::format(" {}", run["budget"].get<std::size_t>());
+  }
+  if (run.contains("llama")) {
+    const Json& llama = run["llama"];
+    label += llama["flash_attention"].get<bool>() ? ", flash, " : ", ";
+    label += llama["cache_type"].get<std::string>();
+  }
+  return label;
+}
+
+/// llama.cpp's fastest setting in one phase at one context; 0 for none.
+double best_llama(
+    const std::vector<Json>& runs, std::size_t point, const char* phase) {
+  double best = 0;
+  for (const Json& run : runs) {
+    if (run["policy"] != "llama") continue;
+    const Json& rates = run["points"][point]["tokens_per_second"];
+    best = std::max(best, rates[phase].get<double>());
+  }
+  return best;
+}
+
+std::string decode_table(const std::vector<Json>& runs) {
+  std::vector<std::vector<std::string>> rows{
+      {"policy",
+       "tokens",
+       "prefill tok/s",
+       "decode tok/s",
+       "attention %",
+       "eviction %",
+       "KV MiB",
+       "peak memory MiB"}};
+  const std::size_t points = runs.front()["points"].size();
+  bool compared = false;
+  for (std::size_t p = 0; p < points; ++p) {
+    for (const Json& run : runs) {
+      const Json& point = run["points"][p];
+      const auto rate = [&](const char* phase) {
+        const double own = point["tokens_per_second"][phase].get<double>();
+        const double best = best_llama(runs, p, phase);
+        compared = compared || best > 0;
+        return fmt::format("{:.1f}", own) +
+               (best > 0 ? fmt::format(" {:4.2f}x", own / best) : "");
+      };
+      const auto share = [&](const char* part) {
+        return run["policy"] == "llama"
+                   ? std::string("-")
+                   : fmt::format(
+                         "{:.1f}", 100 * point["share"][part].get<double>());
+      };
+      rows.push_back(
+          {label_of(run),
+           std::to_string(point["context"].get<std::size_t>()),
+           rate("prefill"),
+           rate("decode"),
+           share("attention"),
+           share("eviction"),
+           fmt::format("{:.1f}", mebi(point["kv_bytes_peak"])),
+           p + 1 == points ? fmt::format("{:.0f}", mebi(run["peak_rss_bytes"]))
+                           : "-"});
+    }
+  }
+  return layout(rows) +
+         (compared ? "(x: ratio to llama.cpp's fastest setting)\n" : "");
+}
+
 }  // namespace
 
 std::string make_table(const std::string& task, const std::vector<Json>& runs) {
+  if (task == "decode") return decode_table(runs);
   const auto llama =
       std::find_if(runs.begin(), runs.end(), [](const Json& run) {
         return run["policy"] == "llama";
@@ -110,20 +193,12 @@ std::string make_table(const std::string& task, const std::vector<Json>& runs) {
       columns_of(task, compare ? &*llama : nullptr);
 
   std::vector<std::vector<std::string>> rows(runs.size() + 1);
-  std::vector<std::size_t> widths;
   for (const Column& column : columns) {
     rows[0].push_back(column.title);
-    std::size_t width = column.title.size();
-    for (std::size_t i = 0; i < runs.size(); ++i) {
+    for (std::size_t i = 0; i < runs.size(); ++i)
       rows[i + 1].push_back(column.cell(runs[i]));
-      width = std::max(width, rows[i + 1].back().size());
-    }
-    widths.push_back(width);
   }
-  std::string table;
-  for (const std::vector<std::string>& row : rows) {
-    table += make_row(row, widths);
-  }
+  std::string table = layout(rows);
   if (compare) table += "(x: ratio to llama)\n";
   return table;
 }

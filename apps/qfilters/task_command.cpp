@@ -1,0 +1,148 @@
+#include "task_command.h"
+
+#include <functional>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "child_runs.h"
+#include "run_table.h"
+
+namespace qfilters::cli {
+
+namespace {
+
+/// Loads what runs need and refuses what cannot work before the first run.
+TaskInputs prepare(
+    const Task& task,
+    const TaskArguments& arguments,
+    const std::vector<eval::RunSpec>& specs) {
+  TaskInputs inputs;
+  inputs.model = llama::Model::load(
+      arguments.run.model,
+      model_options(arguments.run.common, arguments.run.gpu_layers));
+  inputs.codec = eval::make_codec(inputs.model);
+  const std::size_t longest = task.longest(arguments, inputs.codec);
+  for (const eval::RunSpec& spec : specs) {
+    (void)eval::limits_of(spec, longest, inputs.model->layer_shapes());
+    if (inputs.filters == nullptr) {
+      inputs.filters = eval::load_run_filters(
+          spec.policy, arguments.run.filters, *inputs.model);
+    }
+  }
+  inputs.text = eval::read_tokens(
+      arguments.text,
+      inputs.codec,
+      arguments.skip,
+      task.text_tokens(arguments, inputs.codec));
+  const std::size_t trained = inputs.model->trained_length();
+  if (!arguments.child && trained != 0 && longest > trained) {
+    warn(fmt::format(
+        "{} tokens pass the model's trained length of {}", longest, trained));
+  }
+  inputs.spec = specs.front();
+  return inputs;
+}
+
+Json run_here(
+    const Task& task,
+    const TaskArguments& arguments,
+    const std::vector<eval::RunSpec>& specs) {
+  const TaskInputs inputs = prepare(task, arguments, specs);
+  const eval::RunSpec& spec = inputs.spec;
+  if (task.in_turns && arguments.child) {
+    TurnTaker turns;
+    return task.run(
+        arguments, inputs, [&](std::size_t done, std::size_t total) {
+          turns.next(done, total);
+        });
+  }
+  ProgressBar bar(
+      eval::is_bounded(spec.policy) ? spec.policy + " " + spec.budget.text
+                                    : spec.policy);
+  return task.run(arguments, inputs, [&](std::size_t done, std::size_t total) {
+    bar.update(done, total);
+  });
+}
+
+/// Every setting of llama.cpp's cache, unless the user has chosen one.
+std::vector<Candidate> llama_candidates(const CLI::App& command) {
+  constexpr const char* kFlash = "--llama-flash-attn";
+  constexpr const char* kType = "--llama-cache-type";
+  if (command.count(kFlash) + command.count(kType) > 0) {
+    return {{{"--policy", "llama"}}};
+  }
+  std::vector<Candidate> candidates;
+  for (const auto& [flash, type] :
+       {std::pair("off", "f16"), {"on", "f16"}, {"on", "q8_0"}}) {
+    candidates.push_back(
+        {{"--policy", "llama"}, {kFlash, flash}, {kType, type}});
+  }
+  return candidates;
+}
+
+std::vector<Json> run_all(
+    const Task& task, const TaskArguments& arguments, const CLI::App& command) {
+  const std::vector<eval::RunSpec> specs = make_specs(arguments.run);
+  std::vector<Candidate> candidates;
+  for (const eval::RunSpec& spec : specs) {
+    if (task.in_turns && spec.policy == "llama" && !arguments.child) {
+      for (Candidate& each : llama_candidates(command)) {
+        candidates.push_back(std::move(each));
+      }
+    } else {
+      candidates.push_back(
+          {{"--policy", spec.policy}, {"--budget", spec.budget.text}});
+    }
+  }
+  if (candidates.size() == 1) return {run_here(task, arguments, specs)};
+  // Errors before the first run; what is loaded here is gone before it.
+  (void)prepare(task, arguments, specs);
+  return run_children(
+      command, candidates, task.in_turns ? Order::kInTurns : Order::kOneByOne);
+}
+
+void run_task(
+    const Task& task, const TaskArguments& arguments, const CLI::App& command) {
+  check_outputs(
+      {arguments.run.common.json},
+      {arguments.run.model, arguments.run.filters, arguments.text});
+  task.check(arguments);
+  const std::vector<Json> runs = run_all(task, arguments, command);
+  Json json;
+  json["task"] = task.name;
+  json["runs"] = runs;
+  write_json(arguments.run.common.json, json);
+  if (!arguments.child) fmt::print("{}", make_table(task.name, runs));
+}
+
+}  // namespace
+
+void add_task(CLI::App& parent, const Task& task, Action& action) {
+  CLI::App* const command = parent.add_subcommand(task.name, task.help);
+  const auto arguments = std::make_shared<TaskArguments>();
+  command->add_option("--text", arguments->text, "Text to read")
+      ->type_name("FILE")
+      ->required();
+  add_count(
+      *command,
+      "--skip",
+      arguments->skip,
+      "Tokens of the text to leave out first");
+  task.add_options(*command, *arguments);
+  command
+      ->add_option(
+          "--protocol",
+          arguments->run.protocol,
+          "streaming: rows are evicted while the text comes in")
+      ->capture_default_str();
+  add_run_options(*command, arguments->run, Candidates::kList);
+  command->add_flag(kChildFlag, arguments->child)->group("");
+  command->callback([&action, &task, command, arguments] {
+    action = [&task, command, arguments] {
+      run_task(task, *arguments, *command);
+    };
+  });
+}
+
+}  // namespace qfilters::cli

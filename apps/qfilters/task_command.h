@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+#include "eval/run.h"
+#include "eval/tasks/decode.h"
+#include "eval/tasks/needle.h"
+#include "eval/tasks/perplexity.h"
+#include "eval/text.h"
+#include "output.h"
+#include "run_options.h"
+
+namespace qfilters::cli {
+
+/// The options of a task; each task reads its own part.
+struct TaskArguments {
+  RunOptions run;
+  std::string text;
+  std::size_t skip = 0;
+  eval::PerplexityOptions perplexity;
+  eval::NeedleOptions needle;
+  eval::DecodeOptions decode;
+  bool child = false;
+};
+
+/// Everything that one run needs.
+struct TaskInputs {
+  eval::RunSpec spec;
+  std::shared_ptr<const llama::Model> model;
+  eval::Codec codec;
+  std::vector<eval::Token> text;  // without the prefix
+  std::shared_ptr<const FilterBank> filters;
+};
+
+/// What candidates are run through, as a command sees it.
+struct Task {
+  std::string name;
+  std::string help;
+  /// One after the other; or all at once, each step of each in turn, so that
+  /// what else the machine does falls on all alike. Policy llama then runs
+  /// with each of its settings.
+  bool in_turns;
+  void (*add_options)(CLI::App& command, TaskArguments& arguments);
+  /// Throws Error for what can be refused without a model.
+  void (*check)(const TaskArguments& arguments);
+  /// Tokens of the text that are needed.
+  std::size_t (*text_tokens)(const TaskArguments&, const eval::Codec&);
+  /// Tokens of the longest sequence.
+  std::size_t (*longest)(const TaskArguments&, const eval::Codec&);
+  Json (*run)(const TaskArguments&, const TaskInputs&, const eval::Progress&);
+};
+
+/// Adds the subcommand that runs a task with each policy and budget, each in a
+/// process of its own, and prints a table. `task` must outlive `app`.
+void add_task(CLI::App& parent, const Task& task, Action& action);
+
+}  // namespace qfilters::cli
