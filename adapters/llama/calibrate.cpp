@@ -82,12 +82,7 @@ void check_filters(const FilterBank& filters, const Model& model) {
         ", " + model.name() + " has " + std::to_string(layers[l].kv_heads) +
         " of " + std::to_string(layers[l].key_dim));
   }
-  const std::string& known = filters.metadata().model_fingerprint;
-  if (!known.empty() && known != model.fingerprint()) {
-    fail(
-        "the filters are for " + filters.metadata().model_id + " (" + known +
-        "), not for " + model.name() + " (" + model.fingerprint() + ")");
-  }
+  check_origin(filters.metadata(), {.model_fingerprint = model.fingerprint()});
 }
 
 }  // namespace qfilters::llama

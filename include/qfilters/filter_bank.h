@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,20 @@ struct FilterMetadata {
   friend bool operator==(const FilterMetadata&, const FilterMetadata&) =
       default;
 };
+
+/// What a caller knows of the model that filters must be made for.
+struct FilterExpectation {
+  std::optional<std::string> model_id = {};  ///< "": none is recorded
+  /// See Model::fingerprint().
+  std::optional<std::string> model_fingerprint = {};
+};
+
+/// Throws Error kMismatch, with both values, for another model_id than the one
+/// expected, and for a recorded fingerprint that is not the one expected. Where
+/// no fingerprint is recorded nothing can be compared, and this passes: then
+/// only the shapes tell one model's filters from another's.
+void check_origin(
+    const FilterMetadata& metadata, const FilterExpectation& expected);
 
 /// The filters of one layer: row-major [heads, dim], larger projection = keep.
 struct LayerFilters {

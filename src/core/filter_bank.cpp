@@ -41,6 +41,24 @@ void check_layer(const LayerFilters& layer, std::size_t index) {
 
 }  // namespace
 
+void check_origin(
+    const FilterMetadata& metadata, const FilterExpectation& expected) {
+  const std::string made_for = "the filters are for '" + metadata.model_id +
+                               "' (" + metadata.model_fingerprint +
+                               "), expected ";
+  if (expected.model_id && metadata.model_id != *expected.model_id) {
+    throw Error(
+        ErrorKind::kMismatch, made_for + "'" + *expected.model_id + "'");
+  }
+  const std::string& fingerprint = metadata.model_fingerprint;
+  if (expected.model_fingerprint && !fingerprint.empty() &&
+      fingerprint != *expected.model_fingerprint) {
+    throw Error(
+        ErrorKind::kMismatch,
+        made_for + "(" + *expected.model_fingerprint + ")");
+  }
+}
+
 FilterBank::FilterBank(
     std::vector<LayerFilters> layers, FilterMetadata metadata)
     : layers_(std::move(layers)), metadata_(std::move(metadata)) {

@@ -12,6 +12,7 @@
 #include "qfilters/atomic_file.h"
 #include "qfilters/error.h"
 
+#include "io/gguf.h"
 #include "io/npz.h"
 #include "io/safetensors.h"
 
@@ -22,14 +23,20 @@ namespace fs = std::filesystem;
 
 struct Format {
   std::string_view extension;
+  FilterSign usual_sign;
   FilterBank (*read)(const fs::path&);
-  std::string (*encode)(const FilterBank&);
+  std::string (*encode)(const FilterBank&, FilterSign);
 };
 
 // A new format is one line here and a pair of files beside this one.
 constexpr std::array kFormats = {
-    Format{".npz", io::read_npz, io::encode_npz},
-    Format{".safetensors", io::read_safetensors, io::encode_safetensors},
+    Format{".npz", FilterSign::kPositive, io::read_npz, io::encode_npz},
+    Format{
+        ".safetensors",
+        FilterSign::kNegated,
+        io::read_safetensors,
+        io::encode_safetensors},
+    Format{".gguf", FilterSign::kPositive, io::read_gguf, io::encode_gguf},
 };
 
 const Format& format_of(const fs::path& path) {
@@ -51,7 +58,7 @@ const Format& format_of(const fs::path& path) {
 }  // namespace
 
 FilterBank load_filters(
-    const fs::path& path, const std::optional<std::string>& expect_model_id) {
+    const fs::path& path, const FilterExpectation& expected) {
   const std::string name = "load_filters: '" + path.string() + "'";
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -73,25 +80,37 @@ FilterBank load_filters(
       throw Error(ErrorKind::kFile, name + ": " + cause.what());
     }
   }();
-  const std::string& model_id = filters.metadata().model_id;
-  if (expect_model_id && model_id != *expect_model_id) {
-    throw Error(
-        ErrorKind::kMismatch,
-        name + " was calibrated on '" + model_id + "', expected '" +
-            *expect_model_id + "'");
+  try {
+    check_origin(filters.metadata(), expected);
+  } catch (const Error& cause) {
+    throw Error(cause.kind(), name + ": " + cause.what());
   }
   return filters;
 }
 
-void save_filters(const FilterBank& filters, const fs::path& path) {
+void save_filters(
+    const FilterBank& filters,
+    const fs::path& path,
+    std::optional<FilterSign> sign) {
   std::string content;
   try {
-    content = format_of(path).encode(filters);
+    const Format& format = format_of(path);
+    content = format.encode(filters, sign.value_or(format.usual_sign));
   } catch (const Error& cause) {
     throw Error(
         cause.kind(), "save_filters: '" + path.string() + "': " + cause.what());
   }
   write_file_atomically(path, content);
+}
+
+void check_filter_extension(const fs::path& path) {
+  try {
+    static_cast<void>(format_of(path));
+  } catch (const Error& cause) {
+    throw Error(
+        cause.kind(),
+        "check_filter_extension: '" + path.string() + "': " + cause.what());
+  }
 }
 
 }  // namespace qfilters

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <charconv>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <limits>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -23,25 +21,20 @@
 
 #include "qfilters/error.h"
 
+#include "io/input_file.h"
+#include "io/npy.h"
+
 namespace qfilters::io {
 namespace {
 
 using Json = nlohmann::json;
 
-static_assert(
-    std::endian::native == std::endian::little,
-    "float32 members are copied as they lie in the file");
-
-constexpr std::uint64_t kMaxMetaCharacters = 65536;
+constexpr std::uint64_t kMaxMetaCharacters = 32768;
 constexpr std::uint64_t kMaxNpyHeaderBytes = 4096;
-// Deflated members may claim any size. Filters hardly compress: float16 ones
-// grow 2.2 times on the way to float32; small files may hold constants.
-constexpr std::uint64_t kMaxGrowth = 3;
+// Deflated members may claim any size. Filters hardly compress, and one byte
+// becomes one float32 at most; small files may hold constants.
+constexpr std::uint64_t kMaxGrowth = 4;
 constexpr std::uint64_t kAlwaysAllowedBytes = 1U << 20;
-
-[[noreturn]] void fail(const std::string& reason) {
-  throw Error(ErrorKind::kFile, reason);
-}
 
 // Calls a C function of libzip on what a unique_ptr holds.
 template <auto Function>
@@ -61,18 +54,14 @@ std::uint64_t little_endian(const char* bytes, std::size_t size) {
 
 // libzip allocates what the directory at the end of the file claims, before
 // it reads it. An honest directory is small beside the filters.
-void check_directory(
-    const std::filesystem::path& path, std::uint64_t file_bytes) {
+void check_directory(InputFile file) {
   constexpr std::uint64_t kTailBytes = 67584;  // more than libzip searches
   constexpr std::uint64_t kAlwaysAllowedDirectory = 65536;
   constexpr std::size_t kEndBytes = 22;
   constexpr std::size_t kLocatorBytes = 20;
-  const std::uint64_t tail_bytes = std::min(file_bytes, kTailBytes);
-  std::string tail(tail_bytes, '\0');
-  std::ifstream file(path, std::ios::binary);
-  file.seekg(static_cast<std::streamoff>(file_bytes - tail_bytes));
-  file.read(tail.data(), static_cast<std::streamsize>(tail_bytes));
-  if (!file) fail("it cannot be read");
+  const std::uint64_t tail_bytes = std::min(file.size(), kTailBytes);
+  file.skip(file.size() - tail_bytes);
+  const std::string tail = file.text(tail_bytes);
   for (std::size_t at = tail.find("PK\5\6");
        at != std::string::npos && at + kEndBytes <= tail.size();
        at = tail.find("PK\5\6", at + 1)) {
@@ -82,8 +71,8 @@ void check_directory(
     }
     const std::uint64_t size = little_endian(tail.data() + at + 12, 4);
     const std::uint64_t offset = little_endian(tail.data() + at + 16, 4);
-    const std::uint64_t end = file_bytes - tail_bytes + at;
-    if (size > std::max(file_bytes / 6, kAlwaysAllowedDirectory) &&
+    const std::uint64_t end = file.size() - tail_bytes + at;
+    if (size > std::max(file.size() / 6, kAlwaysAllowedDirectory) &&
         offset + size <= end) {
       fail("its zip directory is far too large for filters");
     }
@@ -93,10 +82,9 @@ void check_directory(
 class Archive {
  public:
   explicit Archive(const std::filesystem::path& path) {
-    std::error_code error;
-    bytes_ = std::filesystem::file_size(path, error);
-    if (error) fail(error.message());
-    check_directory(path, bytes_);
+    InputFile file(path);
+    bytes_ = file.size();
+    check_directory(std::move(file));
     int code = 0;
     archive_.reset(zip_open(path.c_str(), ZIP_RDONLY, &code));
     if (archive_ != nullptr) return;
@@ -143,47 +131,6 @@ class Archive {
   std::uint64_t bytes_ = 0;
   std::uint64_t used_ = 0;
 };
-
-struct NpyHeader {
-  std::string descr;
-  bool fortran_order = false;
-  std::vector<std::uint64_t> shape;
-};
-
-// A Python dict such as {'descr': '<f4', 'shape': (2, 64), } differs from JSON
-// only in quotes, brackets, capitals and trailing commas.
-Json parse_python_dict(std::string_view text) {
-  std::string json;
-  for (const char c : text) {
-    if (c == ' ' || c == '\n') continue;
-    const bool closes = c == ')' || c == '}';
-    if (closes && !json.empty() && json.back() == ',') json.pop_back();
-    constexpr std::string_view kPython = "'()FT";
-    constexpr std::string_view kJson = "\"[]ft";
-    const std::size_t found = kPython.find(c);
-    json += found == std::string_view::npos ? c : kJson[found];
-  }
-  return Json::parse(json, nullptr, /*allow_exceptions=*/false);
-}
-
-NpyHeader parse_npy_header(std::string_view text) {
-  const Json dict = parse_python_dict(text);
-  NpyHeader header;
-  bool valid = dict.is_object() && dict.size() == 3 &&
-               dict.value("descr", Json()).is_string() &&
-               dict.value("fortran_order", Json()).is_boolean() &&
-               dict.value("shape", Json()).is_array();
-  if (valid) {
-    header.descr = dict["descr"];
-    header.fortran_order = dict["fortran_order"];
-    for (const Json& size : dict["shape"]) {
-      valid = valid && size.is_number_unsigned();
-      if (valid) header.shape.push_back(size);
-    }
-  }
-  if (!valid) fail("a member's .npy header is damaged");
-  return header;
-}
 
 // Reads one member as a stream, so that no second copy of it is held.
 class NpyMember {
@@ -242,28 +189,6 @@ class NpyMember {
   std::uint64_t data_bytes_ = 0;
 };
 
-double half_to_double(std::uint64_t bits) {
-  const auto exponent = static_cast<int>((bits >> 10) & 0x1F);
-  const auto fraction = static_cast<double>(bits & 0x3FF);
-  double size = std::ldexp(fraction, -24);  // of a subnormal
-  if (exponent > 0) size = std::ldexp(fraction + 1024.0, exponent - 25);
-  if (exponent == 31) size = std::numeric_limits<double>::infinity();  // or NaN
-  return (bits & 0x8000) != 0 ? -size : size;
-}
-
-// One float of 2, 4 or 8 bytes in the file's byte order.
-float decode(const char* bytes, std::size_t size, bool big_endian) {
-  std::array<char, 8> swapped = {};
-  if (big_endian) {
-    std::reverse_copy(bytes, bytes + size, swapped.begin());
-    bytes = swapped.data();
-  }
-  const std::uint64_t bits = little_endian(bytes, size);
-  if (size == 4) return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
-  if (size == 2) return static_cast<float>(half_to_double(bits));
-  return static_cast<float>(std::bit_cast<double>(bits));
-}
-
 std::string layer_name(std::size_t index) {
   return "layer_" + std::to_string(index) + ".npy";
 }
@@ -272,23 +197,23 @@ LayerFilters read_layer(
     Archive& archive, std::size_t index, std::uint64_t max_values) {
   NpyMember member(archive, layer_name(index));
   const NpyHeader& header = member.header();
-  const std::string& type = header.descr;
-  if (type.size() != 3 || (type[0] != '<' && type[0] != '>') ||
-      type[1] != 'f' || std::string_view("248").find(type[2]) > 2) {
-    member.fail_with("is of type '" + type + "', not float16, 32 or 64");
+  const std::optional<NpyType> type = npy_number(header.descr);
+  if (!type) {
+    member.fail_with(
+        "is of type '" + header.descr +
+        "', not float16 to 64, an integer or bool");
   }
   if (header.shape.size() != 2) {
     member.fail_with(
         "has " + std::to_string(header.shape.size()) +
         " axes instead of [heads, dim]");
   }
-  const auto size = static_cast<std::size_t>(type[2] - '0');
   const std::uint64_t heads = header.shape[0];
   const std::uint64_t dim = header.shape[1];
   // Divide rather than multiply: the product of hostile sizes may overflow.
-  const std::uint64_t count = member.data_bytes() / size;
+  const std::uint64_t count = member.data_bytes() / type->size;
   if (heads == 0 || dim == 0 || count % dim != 0 || count / dim != heads ||
-      member.data_bytes() % size != 0) {
+      member.data_bytes() % type->size != 0) {
     member.fail_with(
         "of shape [" + std::to_string(heads) + ", " + std::to_string(dim) +
         "] does not take " + std::to_string(member.data_bytes()) + " bytes");
@@ -297,14 +222,16 @@ LayerFilters read_layer(
     member.fail_with("claims far more bytes than the file can hold");
   }
   LayerFilters layer{heads, dim, std::vector<float>(count)};
-  std::array<char, 8192> buffer = {};
+  std::array<char, 8192> bytes = {};
+  std::array<float, bytes.size() / sizeof(double)> values = {};
   for (std::uint64_t i = 0; i < count;) {
-    const std::uint64_t n = std::min(count - i, buffer.size() / size);
-    member.read(buffer.data(), n * size);
+    const std::uint64_t n = std::min(count - i, values.size());
+    member.read(bytes.data(), n * type->size);
+    decode_npy(*type, bytes, std::span(values).first(n));
     for (std::uint64_t j = 0; j < n; ++j, ++i) {
       const std::uint64_t at =
           header.fortran_order ? i % heads * dim + i / heads : i;
-      layer.values[at] = decode(&buffer[j * size], size, type[0] == '>');
+      layer.values[at] = values[j];
     }
   }
   member.finish();
@@ -366,12 +293,27 @@ std::uint64_t count_of(const Json& meta, const char* key) {
   fail(std::string(key) + " in __meta__ is no count");
 }
 
-std::string npy_header(const std::string& descr, const std::string& shape) {
-  std::string dict = "{'descr': '" + descr +
-                     "', 'fortran_order': False, 'shape': " + shape + ", }";
-  constexpr std::size_t kDictBytes = 118;  // numpy fills 128 bytes in all
-  dict.resize(kDictBytes - 1, ' ');
-  return std::string("\x93NUMPY\x01\0v\0", 10) + dict + '\n';
+// What __meta__ says.
+struct Meta {
+  std::uint64_t n_layers = 0;
+  FilterMetadata metadata;
+};
+
+Meta parse_meta(const Json& json) {
+  if (count_of(json, "version") != 1) {
+    fail("version " + json["version"].dump() + " is not 1; calibrate again");
+  }
+  Meta meta;
+  meta.n_layers = count_of(json, "n_layers");
+  meta.metadata.model_id = text_of(json, "model_id");
+  meta.metadata.model_fingerprint = text_of(json, "model_fingerprint");
+  meta.metadata.query_site = text_of(json, "query_site");
+  meta.metadata.dataset = text_of(json, "dataset");
+  meta.metadata.text_hash = text_of(json, "text_hash");
+  if (json.contains("n_samples")) {
+    meta.metadata.n_samples = count_of(json, "n_samples");
+  }
+  return meta;
 }
 
 std::string encode_meta(const FilterBank& filters) {
@@ -456,37 +398,29 @@ std::string write_archive(const std::vector<Member>& members) {
 
 FilterBank read_npz(const std::filesystem::path& path) {
   Archive archive(path);
-  const Json meta = read_meta(archive);
-  if (count_of(meta, "version") != 1) {
-    fail("version " + meta["version"].dump() + " is not 1; calibrate again");
-  }
-  const std::uint64_t n_layers = count_of(meta, "n_layers");
-  if (n_layers > archive.members()) {
+  Meta meta = parse_meta(read_meta(archive));
+  if (meta.n_layers > archive.members()) {
     fail(
-        "it claims " + std::to_string(n_layers) + " layers in " +
+        "it claims " + std::to_string(meta.n_layers) + " layers in " +
         std::to_string(archive.members()) + " members");
   }
   std::uint64_t max_values =
       std::max(archive.bytes() * kMaxGrowth, kAlwaysAllowedBytes) /
       sizeof(float);
   std::vector<LayerFilters> layers;
-  for (std::uint64_t l = 0; l < n_layers; ++l) {
+  for (std::uint64_t l = 0; l < meta.n_layers; ++l) {
     layers.push_back(read_layer(archive, l, max_values));
     max_values -= layers.back().values.size();
   }
-  FilterMetadata metadata;
-  metadata.model_id = text_of(meta, "model_id");
-  metadata.model_fingerprint = text_of(meta, "model_fingerprint");
-  metadata.query_site = text_of(meta, "query_site");
-  metadata.dataset = text_of(meta, "dataset");
-  metadata.text_hash = text_of(meta, "text_hash");
-  if (meta.contains("n_samples")) {
-    metadata.n_samples = count_of(meta, "n_samples");
-  }
-  return {std::move(layers), std::move(metadata)};
+  return {std::move(layers), std::move(meta.metadata)};
 }
 
-std::string encode_npz(const FilterBank& filters) {
+std::string encode_npz(const FilterBank& filters, FilterSign sign) {
+  if (sign != FilterSign::kPositive) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "npz has no place for the sign: its filters are always positive");
+  }
   std::vector<Member> members = {{"__meta__.npy", encode_meta(filters)}};
   for (std::size_t l = 0; l < filters.layers(); ++l) {
     members.push_back({layer_name(l), encode_layer(filters.layer(l))});

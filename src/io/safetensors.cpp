@@ -1,13 +1,11 @@
 #include "io/safetensors.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -17,51 +15,38 @@
 
 #include "qfilters/error.h"
 
+#include "io/input_file.h"
+#include "io/sign.h"
+
 namespace qfilters::io {
 namespace {
 
 using Json = nlohmann::json;
 
-static_assert(
-    std::endian::native == std::endian::little,
-    "tensors are copied as they lie in the file");
-
 // A header is a few hundred bytes; these stop a hostile one from making the
 // reader allocate far more than the file holds.
-constexpr std::uint64_t kMaxHeaderBytes = 65536;
+constexpr std::uint64_t kMaxHeaderBytes = 32768;
 constexpr std::uint64_t kMaxLayers = 4096;
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr const char* kTensor = "q_filters";
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kSign = "sign";
 
-[[noreturn]] void fail(const std::string& reason) {
-  throw Error(ErrorKind::kFile, reason);
-}
-
-void read_exactly(std::ifstream& file, void* to, std::size_t bytes) {
-  file.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes));
-  if (!file) fail("it ends too early or cannot be read");
-}
-
-Json read_header(std::ifstream& file, std::uint64_t file_bytes) {
-  if (file_bytes < kLengthBytes) fail("it is too short for safetensors");
-  std::uint64_t length = 0;
-  read_exactly(file, &length, kLengthBytes);
-  if (length > file_bytes - kLengthBytes) {
+Json read_header(InputFile& file) {
+  if (file.left() < kLengthBytes) fail("it is too short for safetensors");
+  const auto length = file.get<std::uint64_t>();
+  if (length > file.left()) {
     fail(
         "it is no safetensors file or truncated: a header of " +
         std::to_string(length) + " bytes in a file of " +
-        std::to_string(file_bytes));
+        std::to_string(file.size()));
   }
   if (length > kMaxHeaderBytes) {
     fail(
         "its header of " + std::to_string(length) + " bytes exceeds " +
         std::to_string(kMaxHeaderBytes));
   }
-  std::string text(length, '\0');
-  read_exactly(file, text.data(), text.size());
-  Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json header = Json::parse(file.text(length), nullptr, /*exceptions=*/false);
   if (!header.is_object()) fail("its header is no JSON object");
   return header;
 }
@@ -174,23 +159,17 @@ FilterMetadata read_metadata(const Json& map) {
 }
 
 // Published files carry no sign and are negated.
-bool is_negated(const Json& map) {
+FilterSign sign_of(const Json& map) {
   const std::string sign = text_of(map, kSign);
-  if (sign.empty() || sign == "negated") return true;
-  if (sign == "positive") return false;
-  fail("sign '" + sign + "' is neither negated nor positive");
+  return sign.empty() ? FilterSign::kNegated : parse_sign(sign);
 }
 
 }  // namespace
 
 FilterBank read_safetensors(const std::filesystem::path& path) {
-  std::error_code error;
-  const std::uint64_t file_bytes = std::filesystem::file_size(path, error);
-  std::ifstream file(path, std::ios::binary);
-  if (error || !file) fail("it cannot be opened");
-  const Json header = read_header(file, file_bytes);
-  const auto data_start = static_cast<std::uint64_t>(file.tellg());
-  check_extents(header, file_bytes - data_start);
+  InputFile file(path);
+  const Json header = read_header(file);
+  check_extents(header, file.left());
 
   const auto tensor = header.find(kTensor);
   if (tensor == header.end()) fail(std::string("it has no tensor ") + kTensor);
@@ -198,24 +177,20 @@ FilterBank read_safetensors(const std::filesystem::path& path) {
   const Shape shape = checked_shape(*tensor, extent);
   const Json map = header.value(kMetadata, Json::object());
   if (!map.is_object()) fail(std::string(kMetadata) + " is no JSON object");
-  const bool negated = is_negated(map);
+  const FilterSign sign = sign_of(map);
 
-  file.seekg(static_cast<std::streamoff>(data_start + extent.begin));
+  file.skip(extent.begin);
   std::vector<LayerFilters> layers;
   for (std::uint64_t l = 0; l < shape.layers; ++l) {
     std::vector<float> values(shape.heads * shape.dim);
-    read_exactly(file, values.data(), values.size() * sizeof(float));
-    if (negated) {
-      for (float& value : values) {
-        value = -value;
-      }
-    }
+    file.read(values.data(), values.size() * sizeof(float));
+    apply_sign(sign, values);
     layers.push_back({shape.heads, shape.dim, std::move(values)});
   }
   return {std::move(layers), read_metadata(map)};
 }
 
-std::string encode_safetensors(const FilterBank& filters) {
+std::string encode_safetensors(const FilterBank& filters, FilterSign sign) {
   const LayerFilters& first = filters.layer(0);
   for (std::size_t l = 1; l < filters.layers(); ++l) {
     const LayerFilters& layer = filters.layer(l);
@@ -233,7 +208,7 @@ std::string encode_safetensors(const FilterBank& filters) {
   const Json header = {
       {kMetadata,
        {{"version", "1"},
-        {kSign, "negated"},
+        {kSign, sign_name(sign)},
         {"model_id", metadata.model_id},
         {"model_fingerprint", metadata.model_fingerprint},
         {"query_site", metadata.query_site},
@@ -255,12 +230,11 @@ std::string encode_safetensors(const FilterBank& filters) {
   std::memcpy(content.data(), &length, kLengthBytes);
   content += text;
   for (std::size_t l = 0; l < filters.layers(); ++l) {
-    for (const float value : filters.layer(l).values) {
-      const float negated = -value;
-      char bytes[sizeof negated];
-      std::memcpy(bytes, &negated, sizeof negated);
-      content.append(bytes, sizeof bytes);
-    }
+    std::vector<float> values = filters.layer(l).values;
+    apply_sign(sign, values);
+    content.append(
+        reinterpret_cast<const char*>(values.data()),
+        values.size() * sizeof(float));
   }
   return content;
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "qfilters/filter_bank.h"
+#include "qfilters/filter_file.h"
 
 namespace qfilters::io {
 
@@ -12,8 +13,9 @@ namespace qfilters::io {
 /// "sign": "positive". Throws Error with the reason.
 [[nodiscard]] FilterBank read_safetensors(const std::filesystem::path& path);
 
-/// The bytes of such a file, negated, our metadata in `__metadata__`. Throws
-/// Error kShape for layers of different shapes, kFile for oversized metadata.
-[[nodiscard]] std::string encode_safetensors(const FilterBank& filters);
+/// The bytes of such a file, our metadata in `__metadata__`. Throws Error
+/// kShape for layers of different shapes, kFile for oversized metadata.
+[[nodiscard]] std::string encode_safetensors(
+    const FilterBank& filters, FilterSign sign);
 
 }  // namespace qfilters::io

@@ -242,7 +242,7 @@ Outcome replay_artifact(const GoldenSet& set, const Json& golden) {
   }
   const bool loads = golden.at("ok");
   try {
-    const FilterBank bank = load_filters(path, expected);
+    const FilterBank bank = load_filters(path, {.model_id = expected});
     if (!loads) return Outcome::failed("it loads");
     return compare_bank(bank, golden.at("result"));
   } catch (const Error& error) {

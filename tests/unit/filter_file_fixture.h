@@ -139,6 +139,69 @@ inline std::string safetensors_with(const std::string& entries) {
       bytes_of_all(std::vector<float>{1, -2, 3, -4, 5, -6}));
 }
 
+inline std::string gguf_text(const std::string& text) {
+  return bytes_of(std::uint64_t{text.size()}) + text;
+}
+
+inline std::string gguf_field(
+    const std::string& key, std::uint32_t type, const std::string& value) {
+  return gguf_text(key) + bytes_of(type) + value;
+}
+
+inline std::string gguf_string(
+    const std::string& key, const std::string& value) {
+  return gguf_field(key, 8, gguf_text(value));
+}
+
+// What every filter file says.
+inline std::vector<std::string> gguf_fields() {
+  return {
+      gguf_string("general.architecture", "qfilters"),
+      gguf_field("qfilters.version", 4, bytes_of(std::uint32_t{1})),
+      gguf_string("qfilters.sign", "positive")};
+}
+
+inline std::string gguf_tensor(
+    const std::string& name,
+    const std::vector<std::uint64_t>& dims,
+    std::uint64_t offset,
+    std::uint32_t type = 0) {
+  return gguf_text(name) + bytes_of(static_cast<std::uint32_t>(dims.size())) +
+         bytes_of_all(dims) + bytes_of(type) + bytes_of(offset);
+}
+
+inline std::string gguf_of(
+    const std::vector<std::string>& fields,
+    const std::vector<std::string>& tensors,
+    const std::string& data,
+    std::size_t alignment = 32) {
+  std::string file = "GGUF" + bytes_of(std::uint32_t{3}) +
+                     bytes_of(std::uint64_t{tensors.size()}) +
+                     bytes_of(std::uint64_t{fields.size()});
+  for (const std::string& field : fields)
+    file += field;
+  for (const std::string& tensor : tensors)
+    file += tensor;
+  file.resize((file.size() + alignment - 1) / alignment * alignment);
+  return file + data;
+}
+
+// Four values and the rest of 32 bytes.
+inline std::string gguf_data(std::vector<float> values) {
+  values.resize(8);
+  return bytes_of_all(values);
+}
+
+// [2, 2]: 1, -2, 3, -4, after more fields.
+inline std::string gguf_with(const std::vector<std::string>& more) {
+  std::vector<std::string> fields = gguf_fields();
+  fields.insert(fields.end(), more.begin(), more.end());
+  return gguf_of(
+      fields,
+      {gguf_tensor("blk.0.q_filter", {2, 2}, 0)},
+      gguf_data({1, -2, 3, -4}));
+}
+
 inline FilterMetadata some_metadata() {
   FilterMetadata metadata;
   metadata.model_id = "org/m\u00f6del-7B \"q\" \U0001F600";
@@ -214,6 +277,10 @@ class FilterFileTest : public ::testing::Test {
 
   std::string safetensors_refusal(const std::string& content) const {
     return refusal_of(write("f.safetensors", content));
+  }
+
+  std::string gguf_refusal(const std::string& content) const {
+    return refusal_of(write("f.gguf", content));
   }
 
   std::filesystem::path folder_;

@@ -1,12 +1,15 @@
 #include "qfilters/filter_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,13 +46,58 @@ TEST_P(EachFormatTest, ReadsWhatItWroteBitForBit) {
 
 TEST_P(EachFormatTest, RefusesFiltersOfAnotherModelThanExpected) {
   save_filters(some_filters(), file());
-  const std::string own = some_filters().metadata().model_id;
-  EXPECT_EQ(load_filters(file(), own), some_filters());
-  EXPECT_THAT(
-      message_of(
-          [&] { static_cast<void>(load_filters(file(), "other")); },
-          ErrorKind::kMismatch),
-      AllOf(HasSubstr(file().string()), HasSubstr(own), HasSubstr("'other'")));
+  const FilterMetadata own = some_filters().metadata();
+  EXPECT_EQ(
+      load_filters(
+          file(),
+          {.model_id = own.model_id,
+           .model_fingerprint = own.model_fingerprint}),
+      some_filters());
+  for (const FilterExpectation& expected :
+       {FilterExpectation{.model_id = "other"},
+        FilterExpectation{.model_fingerprint = "other"},
+        FilterExpectation{
+            .model_id = own.model_id, .model_fingerprint = "other"},
+        FilterExpectation{
+            .model_id = "other", .model_fingerprint = own.model_fingerprint}}) {
+    EXPECT_THAT(
+        message_of(
+            [&] { static_cast<void>(load_filters(file(), expected)); },
+            ErrorKind::kMismatch),
+        AllOf(
+            HasSubstr(file().string()),
+            HasSubstr(own.model_id),
+            HasSubstr(own.model_fingerprint),
+            HasSubstr("other")));
+  }
+}
+
+TEST_P(EachFormatTest, CannotCompareAFingerprintThatIsNotRecorded) {
+  FilterMetadata metadata;
+  metadata.model_id = "m";
+  const FilterBank bank({{1, 1, {1}}}, metadata);
+  save_filters(bank, file());
+  EXPECT_EQ(load_filters(file(), {.model_fingerprint = "any"}), bank);
+}
+
+TEST_P(EachFormatTest, KeepsManyShapesOfLayersBitForBit) {
+  for (std::size_t heads = 1; heads <= 5; ++heads) {
+    for (const std::size_t dim : {1U, 3U, 8U, 64U, 129U}) {
+      SCOPED_TRACE(std::to_string(heads) + " x " + std::to_string(dim));
+      std::vector<LayerFilters> layers(
+          heads, {heads, dim, std::vector<float>(heads * dim)});
+      float value = -1;
+      for (LayerFilters& layer : layers) {
+        for (float& each : layer.values) {
+          each = value *= -1.03125F;
+          if (std::abs(value) > 1e9F) value = 1e-9F;
+        }
+      }
+      const FilterBank bank(layers, some_metadata());
+      save_filters(bank, file());
+      EXPECT_EQ(load_filters(file()), bank);
+    }
+  }
 }
 
 TEST_P(EachFormatTest, WritesTheSameBytesAnyTimeAnywhere) {
@@ -149,19 +197,64 @@ TEST_P(EachFormatTest, RefusesToWriteMetadataThatItWouldNotRead) {
 INSTANTIATE_TEST_SUITE_P(
     EachFormat,
     EachFormatTest,
-    ::testing::Values("npz", "safetensors"),
+    ::testing::Values("npz", "safetensors", "gguf"),
     [](const auto& param) { return std::string(param.param); });
+
+// Formats that say in the file which sign they have.
+class EachSignedFormatTest : public EachFormatTest {};
+
+TEST_P(EachSignedFormatTest, WritesEitherSignAndReadsBoth) {
+  const FilterBank bank({{1, 2, {1.5F, -2.5F}}}, some_metadata());
+  for (const auto& [sign, name, first] :
+       std::vector<std::tuple<FilterSign, std::string, float>>{
+           {FilterSign::kPositive, "positive", 1.5F},
+           {FilterSign::kNegated, "negated", -1.5F}}) {
+    SCOPED_TRACE(name);
+    save_filters(bank, file(), sign);
+    const std::string content = read(file());
+    EXPECT_THAT(content, HasSubstr(name));
+    EXPECT_THAT(content, HasSubstr(bytes_of(first) + bytes_of(first / -0.6F)));
+    EXPECT_EQ(load_filters(file()), bank);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    EachSignedFormat,
+    EachSignedFormatTest,
+    ::testing::Values("safetensors", "gguf"),
+    [](const auto& param) { return std::string(param.param); });
+
+TEST_F(FilterFileTest, AcceptsEveryExtensionThatItCanRead) {
+  for (const char* name : {"f.npz", "f.safetensors", "f.gguf", "F.NPZ"}) {
+    EXPECT_NO_THROW(check_filter_extension(name)) << name;
+  }
+}
+
+TEST_F(FilterFileTest, RefusesANegatedNpz) {
+  const fs::path path = folder_ / "f.npz";
+  save_filters(some_filters(), path, FilterSign::kPositive);
+  EXPECT_THAT(
+      message_of(
+          [&] { save_filters(some_filters(), path, FilterSign::kNegated); },
+          ErrorKind::kInvalidArgument),
+      AllOf(HasSubstr(path.string()), HasSubstr("always positive")));
+  EXPECT_EQ(load_filters(path), some_filters());
+}
 
 TEST_F(FilterFileTest, RefusesAnotherExtension) {
   for (const char* name : {"f.bin", "f", "f.npz.gz", ".npz"}) {
     SCOPED_TRACE(name);
     EXPECT_THAT(
         refusal_of(write(name, "content")),
-        AllOf(HasSubstr(".npz"), HasSubstr(".safetensors")));
+        AllOf(
+            HasSubstr(".npz"), HasSubstr(".safetensors"), HasSubstr(".gguf")));
     EXPECT_THAT(
         message_of([&] { save_filters(some_filters(), folder_ / name); }),
         HasSubstr(name));
     EXPECT_EQ(read(folder_ / name), "content");
+    EXPECT_THAT(
+        message_of([&] { check_filter_extension(folder_ / name); }),
+        HasSubstr(name));
   }
 }
 

@@ -112,6 +112,44 @@ TEST_F(NpzTest, ReadsEveryFloatTypeAndOrderOfNpz) {
   }
 }
 
+TEST_F(NpzTest, ReadsEveryIntegerTypeOfNpz) {
+  const std::string shape = "(2, 1)";
+  for (const std::string& member :
+       {npy_of("|i1", shape, "\x01\x03"),
+        npy_of("|u1", shape, "\x01\x03"),
+        npy_of("<i2", shape, bytes_of_all(std::vector<std::int16_t>{1, 3})),
+        npy_of(">u2", shape, std::string("\0\1\0\3", 4)),
+        npy_of("<u4", shape, bytes_of_all(std::vector<std::uint32_t>{1, 3})),
+        npy_of("<i8", shape, bytes_of_all(std::vector<std::int64_t>{1, 3}))}) {
+    SCOPED_TRACE(member.substr(0, 70));
+    const auto bank = load_filters(write("f.npz", npz_with_layer(member)));
+    EXPECT_EQ(bank.layer(0), (LayerFilters{2, 1, {1, 3}}));
+  }
+}
+
+TEST_F(NpzTest, ReadsLayersOfManyReadsInEitherOrder) {
+  constexpr std::size_t kHeads = 40;
+  constexpr std::size_t kDim = 129;
+  std::vector<std::int16_t> rows;
+  std::vector<std::int16_t> columns;
+  for (std::size_t i = 0; i < kHeads * kDim; ++i) {
+    rows.push_back(static_cast<std::int16_t>(i));
+    columns.push_back(
+        static_cast<std::int16_t>(i % kHeads * kDim + i / kHeads));
+  }
+  for (const bool fortran : {false, true}) {
+    const auto bank = load_filters(write(
+        "f.npz",
+        npz_with_layer(npy_of(
+            "<i2",
+            "(40, 129)",
+            bytes_of_all(fortran ? columns : rows),
+            fortran))));
+    EXPECT_EQ(
+        bank.layer(0).values, std::vector<float>(rows.begin(), rows.end()));
+  }
+}
+
 TEST_F(NpzTest, ReadsDeflatedMembersOfNpz) {
   const auto bank = load_filters(write(
       "f.npz",
@@ -221,7 +259,7 @@ TEST_F(NpzTest, RefusesAnotherRankTypeOrShapeInNpz) {
         npy_of("<f4", "(2305843009213693952, 6)", data),
         npy_of("<f4", "(True, 6)", data),
         npy_of("<f4", "('2', 3)", data),
-        npy_of("<i4", "(2, 3)", data),
+        npy_of("<i3", "(2, 3)", data),
         npy_of("<f1", "(2, 3)", data),
         npy_of("<c8", "(1, 3)", data),
         npy_of("f4", "(2, 3)", data),
