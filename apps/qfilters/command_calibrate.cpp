@@ -40,11 +40,7 @@ struct CalibrateArguments {
 void check(const CalibrateArguments& arguments) {
   check_threads(arguments.common.threads);
   for (const std::string& output : arguments.outputs) {
-    const std::string extension =
-        std::filesystem::path(output).extension().string();
-    if (extension != ".npz" && extension != ".safetensors") {
-      refuse("--out " + output + " must end in .npz or .safetensors");
-    }
+    check_filter_extension(output);
   }
   std::vector<std::string> outputs = arguments.outputs;
   outputs.push_back(arguments.common.json);
@@ -53,7 +49,8 @@ void check(const CalibrateArguments& arguments) {
   if (arguments.tokens < 2) refuse("--tokens must be 2 or more");
 }
 
-/// A layer of another shape fits .npz only; better said before the work.
+/// Not every format holds layers of different shapes; better said before the
+/// work.
 void check_shapes(
     const std::vector<std::string>& outputs, const llama::Model& model) {
   const std::vector<QueryShape> shapes = model.query_shapes();
@@ -63,8 +60,12 @@ void check_shapes(
                shape.dim == shapes.front().dim;
       });
   for (const std::string& output : outputs) {
-    if (!uniform && std::filesystem::path(output).extension() != ".npz") {
-      refuse("the model's layers differ in shape: --out must end in .npz");
+    const std::filesystem::path extension =
+        std::filesystem::path(output).extension();
+    if (!uniform && extension != ".npz" && extension != ".gguf") {
+      refuse(
+          "the model's layers differ in shape: --out must end in .npz or "
+          ".gguf");
     }
   }
 }
@@ -177,7 +178,7 @@ void add_calibrate_command(CLI::App& app, Action& action) {
       ->add_option(
           "--out",
           arguments->outputs,
-          "Filter file to write, .npz or .safetensors; may be repeated")
+          "Filter file to write, .npz, .safetensors or .gguf; may be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false)
       ->required();

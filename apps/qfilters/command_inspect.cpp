@@ -189,7 +189,9 @@ void add_inspect_command(CLI::App& app, Action& action) {
   CLI::App* const command =
       app.add_subcommand("inspect", "Show what is in a filter file");
   const auto arguments = std::make_shared<InspectArguments>();
-  command->add_option("file", arguments->path, "Filters, .npz or .safetensors")
+  command
+      ->add_option(
+          "file", arguments->path, "Filters, .npz, .safetensors or .gguf")
       ->type_name("FILE")
       ->required();
   add_common_options(*command, arguments->common);

@@ -12,6 +12,7 @@ using Action = std::function<void()>;
 
 // Each adds one subcommand and sets `action` when it is the one given.
 void add_calibrate_command(CLI::App& app, Action& action);
+void add_convert_command(CLI::App& app, Action& action);
 void add_inspect_command(CLI::App& app, Action& action);
 void add_generate_command(CLI::App& app, Action& action);
 void add_eval_command(CLI::App& app, Action& action);

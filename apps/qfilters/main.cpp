@@ -59,6 +59,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   qfilters::cli::Action action;
   qfilters::cli::add_calibrate_command(app, action);
+  qfilters::cli::add_convert_command(app, action);
   qfilters::cli::add_inspect_command(app, action);
   qfilters::cli::add_generate_command(app, action);
   qfilters::cli::add_eval_command(app, action);

@@ -97,7 +97,8 @@ void add_run_options(
       .add_option(
           "--filters",
           options.filters,
-          "Filters of the model (.npz, .safetensors), for policy qfilters; "
+          "Filters of the model (.npz, .safetensors, .gguf), for policy "
+          "qfilters; "
           "see `qfilters calibrate`")
       ->type_name("FILE");
   add_policy_options(command, options, candidates);

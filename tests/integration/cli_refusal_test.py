@@ -18,12 +18,19 @@ class UsageTest(CliTest):
     def test_help_lists_the_commands(self):
         done = run("--help")
         self.assertEqual(done.returncode, 0)
-        for command in ("calibrate", "inspect", "generate", "eval"):
+        for command in (
+            "calibrate",
+            "convert",
+            "inspect",
+            "generate",
+            "eval",
+        ):
             self.assertIn(command, done.stdout.decode())
 
     def test_each_command_has_help(self):
         for command in (
             "calibrate",
+            "convert",
             "inspect",
             "generate",
             "eval perplexity",
@@ -105,7 +112,7 @@ class UsageTest(CliTest):
         self.check_refusal(
             f"calibrate {model} --text t --out",
             self.folder / "f.bin",
-            says=[".npz or .safetensors"],
+            says=["f.bin", ".npz, .safetensors, .gguf"],
         )
 
     def test_an_output_never_replaces_another_file_of_the_run(self):
