@@ -43,19 +43,19 @@ void check_layer(const LayerFilters& layer, std::size_t index) {
 
 void check_origin(
     const FilterMetadata& metadata, const FilterExpectation& expected) {
-  const std::string made_for = "the filters are for '" + metadata.model_id +
-                               "' (" + metadata.model_fingerprint +
-                               "), expected ";
-  if (expected.model_id && metadata.model_id != *expected.model_id) {
-    throw Error(
-        ErrorKind::kMismatch, made_for + "'" + *expected.model_id + "'");
-  }
   const std::string& fingerprint = metadata.model_fingerprint;
-  if (expected.model_fingerprint && !fingerprint.empty() &&
-      fingerprint != *expected.model_fingerprint) {
+  const auto fail = [&](const std::string& reason) {
     throw Error(
         ErrorKind::kMismatch,
-        made_for + "(" + *expected.model_fingerprint + ")");
+        "check_origin: the filters are for '" + metadata.model_id + "' (" +
+            fingerprint + "), expected " + reason);
+  };
+  if (expected.model_id && metadata.model_id != *expected.model_id) {
+    fail("model_id '" + *expected.model_id + "'");
+  }
+  if (expected.model_fingerprint && !fingerprint.empty() &&
+      fingerprint != *expected.model_fingerprint) {
+    fail("model_fingerprint " + *expected.model_fingerprint);
   }
 }
 

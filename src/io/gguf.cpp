@@ -165,11 +165,39 @@ Header read_header(InputFile& file, std::uint64_t fields) {
   return header;
 }
 
-// Shapes only. Tensors must follow each other without a gap, so that all of
-// them together take no more than the file.
+// A layer without its values, from the tensor's description up to its type.
+LayerFilters read_shape(InputFile& file, std::size_t index) {
+  const std::string expected = tensor_name(index);
+  const std::string name = read_text(file, kMaxNameBytes);
+  if (name != expected) {
+    fail("it has a tensor '" + name + "' in place of '" + expected + "'");
+  }
+  const auto axes = file.get<std::uint32_t>();
+  if (axes != 2) {
+    fail(
+        name + " has " + std::to_string(axes) +
+        " axes instead of [dim, heads]");
+  }
+  LayerFilters layer;
+  layer.dim = file.get<std::uint64_t>();
+  layer.heads = file.get<std::uint64_t>();
+  // Divide rather than multiply: the product of hostile sizes may overflow.
+  const std::uint64_t max_values = file.size() / sizeof(float);
+  if (layer.dim == 0 || layer.heads == 0 ||
+      layer.heads > max_values / layer.dim) {
+    fail(
+        name + " of shape [" + std::to_string(layer.heads) + ", " +
+        std::to_string(layer.dim) + "] does not fit in the file");
+  }
+  if (file.get<std::uint32_t>() != kTensorF32) fail(name + " is not F32");
+  return layer;
+}
+
+// Tensors must follow each other without a gap, so that all of them together
+// take no more than the file.
 std::vector<LayerFilters> read_shapes(
     InputFile& file, std::uint64_t count, std::uint64_t alignment) {
-  constexpr std::uint64_t kLeastBytes = 55;  // of one tensor's description
+  constexpr std::uint64_t kLeastBytes = 54;  // of one tensor's description
   if (count > file.left() / kLeastBytes) {
     fail(
         "it claims " + std::to_string(count) + " tensors in " +
@@ -178,32 +206,10 @@ std::vector<LayerFilters> read_shapes(
   std::vector<LayerFilters> layers(count);
   std::uint64_t offset = 0;
   for (std::uint64_t l = 0; l < count; ++l) {
-    const std::string expected = tensor_name(l);
-    const std::string name = read_text(file, kMaxNameBytes);
-    if (name != expected) {
-      fail(
-          "tensor " + std::to_string(l) + " is '" + name + "', not '" +
-          expected + "'");
-    }
-    const auto axes = file.get<std::uint32_t>();
-    if (axes != 2) {
-      fail(
-          name + " has " + std::to_string(axes) +
-          " axes instead of [dim, heads]");
-    }
-    layers[l].dim = file.get<std::uint64_t>();
-    layers[l].heads = file.get<std::uint64_t>();
-    const std::uint64_t max_values = file.size() / sizeof(float);
-    // Divide rather than multiply: the product of hostile sizes may overflow.
-    if (layers[l].dim == 0 || layers[l].heads == 0 ||
-        layers[l].heads > max_values / layers[l].dim) {
-      fail(
-          name + " of shape [" + std::to_string(layers[l].heads) + ", " +
-          std::to_string(layers[l].dim) + "] does not fit in the file");
-    }
-    if (file.get<std::uint32_t>() != kTensorF32) fail(name + " is not F32");
+    layers[l] = read_shape(file, l);
     if (file.get<std::uint64_t>() != offset || offset > file.size()) {
-      fail(name + " does not begin at byte " + std::to_string(offset));
+      fail(
+          tensor_name(l) + " does not begin at byte " + std::to_string(offset));
     }
     offset += layers[l].heads * layers[l].dim * sizeof(float);
     offset += padding(offset, alignment);

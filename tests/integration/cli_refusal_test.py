@@ -4,6 +4,7 @@ QFILTERS=build/release/bin/qfilters python3 cli_refusal_test.py
 """
 
 import json
+import math
 import pathlib
 import struct
 import sys
@@ -231,12 +232,24 @@ class RefusalTest(CliTest):
                 says=["short.txt is too short", f"{needed} are needed"],
             )
 
+    def safetensors(self, shape, fingerprint):
+        path = self.folder / "other.safetensors"
+        size = 4 * math.prod(shape)
+        tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}
+        metadata = {"model_id": "m", "model_fingerprint": fingerprint}
+        header = json.dumps({"q_filters": tensor, "__metadata__": metadata})
+        length = struct.pack("<Q", len(header))
+        path.write_bytes(length + header.encode() + bytes(size))
+        return path
+
+    def test_filters_of_another_model_of_the_same_shapes_are_refused(self):
+        other = self.safetensors([30, 3, 64], "another")
+        self.refuse_run(
+            "--filters", other, says=["'m' (another)", "expected"]
+        )
+
     def test_filters_of_another_model_are_refused(self):
-        other = self.folder / "other.safetensors"
-        tensor = {"dtype": "F32", "shape": [2, 1, 4], "data_offsets": [0, 32]}
-        header = json.dumps({"q_filters": tensor}).encode()
-        values = struct.pack("<8f", *[1, 0, 0, 0] * 2)
-        other.write_bytes(struct.pack("<Q", len(header)) + header + values)
+        other = self.safetensors([2, 1, 4], "")
         says = ["have 2 layers", "has 30"]
         self.refuse_run("--filters", other, says=says)
         self.refuse_run("--policy full,qfilters --filters", other, says=says)

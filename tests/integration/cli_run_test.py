@@ -39,17 +39,18 @@ class CalibrateTest(CliTest):
     def test_makes_the_filters_of_the_other_tests(self):
         self.assertTrue(os.path.exists(make_filters()))
 
-    def test_gives_the_same_bytes_twice_and_the_same_in_both_formats(self):
+    def test_gives_the_same_bytes_twice_and_the_same_in_every_format(self):
         one = self.folder / "one.npz"
         two = self.folder / "two.safetensors"
+        three = self.folder / "three.gguf"
         again = self.folder / "again.npz"
-        text, _, result = self.calibrate(one, two)
+        text, _, result = self.calibrate(one, two, three)
         self.assertIn("30 layers of 3 heads of 64", text)
         self.calibrate(again)
         self.assertEqual(one.read_bytes(), again.read_bytes())
         self.assertEqual(result["n_samples"], 200)
         self.assertEqual(result["dataset"], "handbook.txt")
-        for out in (one, two):
+        for out in (one, two, three):
             _, _, seen = self.run_ok("inspect", out)
             self.assertEqual(seen["fingerprint"], result["fingerprint"])
             self.assertEqual(seen["metadata"]["text_hash"], result["text_hash"])

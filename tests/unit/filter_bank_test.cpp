@@ -131,5 +131,20 @@ TEST(FilterBankTest, HasAnotherFingerprintForOtherValuesOrShapes) {
   }
 }
 
+TEST(CheckOriginTest, ComparesWhatIsExpectedAndKnown) {
+  FilterMetadata known;
+  known.model_id = "m";
+  known.model_fingerprint = "f";
+  const FilterMetadata unknown;
+  EXPECT_NO_THROW(check_origin(known, {}));
+  EXPECT_NO_THROW(
+      check_origin(known, {.model_id = "m", .model_fingerprint = "f"}));
+  EXPECT_NO_THROW(
+      check_origin(unknown, {.model_id = "", .model_fingerprint = "f"}));
+  EXPECT_THROW(check_origin(known, {.model_id = ""}), Error);
+  EXPECT_THROW(check_origin(known, {.model_fingerprint = ""}), Error);
+  EXPECT_THROW(check_origin(unknown, {.model_id = "m"}), Error);
+}
+
 }  // namespace
 }  // namespace qfilters

@@ -61,8 +61,9 @@ std::vector<T> ones(std::size_t count) {
 
 std::string repeated(const std::string& text, std::size_t times) {
   std::string out;
-  for (std::size_t i = 0; i < times; ++i)
+  for (std::size_t i = 0; i < times; ++i) {
     out += text;
+  }
   return out;
 }
 
@@ -204,9 +205,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForHostileJson) {
 TEST_F(FilterFileMemoryTest, StaysBoundedForHostileGguf) {
   std::vector<std::string> fields(200'000, gguf_string("k", ""));
   EXPECT_TRUE(loads("f.gguf", gguf_with(fields)));
-  fields.clear();
-  for (int i = 0; i < 64; ++i)
-    fields.push_back(gguf_string(std::string(65'535, 'k'), "x"));
+  fields.assign(64, gguf_string(std::string(65'535, 'k'), "x"));
   EXPECT_TRUE(loads("f.gguf", gguf_with(fields)));
   const std::string texts = bytes_of(std::uint32_t{8}) +
                             bytes_of(std::uint64_t{500'000}) +
@@ -215,10 +214,10 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForHostileGguf) {
   EXPECT_TRUE(
       loads("f.gguf", gguf_with({gguf_string("t", std::string(kMany, 't'))})));
   // As many tensors as there is room for, all of the same bytes.
-  std::vector<std::string> tensors;
-  for (int l = 0; l < 10'000; ++l) {
-    tensors.push_back(
-        gguf_tensor("blk." + std::to_string(l) + ".q_filter", {1024, 1024}, 0));
+  std::vector<std::string> tensors(10'000);
+  for (std::size_t l = 0; l < tensors.size(); ++l) {
+    tensors[l] =
+        gguf_tensor("blk." + std::to_string(l) + ".q_filter", {1024, 1024}, 0);
   }
   EXPECT_FALSE(loads(
       "f.gguf", gguf_of(gguf_fields(), tensors, std::string(kMany, '\0'))));

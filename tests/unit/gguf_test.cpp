@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <limits>
 #include <string>
 #include <utility>
@@ -18,7 +17,6 @@
 namespace qfilters {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using GgufTest = FilterFileTest;
 using Texts = std::vector<std::string>;
@@ -97,10 +95,13 @@ TEST_F(GgufTest, SkipsMetadataOfOthers) {
 }
 
 TEST_F(GgufTest, ReadsAnyAlignment) {
-  for (const std::uint32_t alignment : {1U, 8U, 16U, 64U, 4096U}) {
+  for (const std::size_t alignment : {1U, 8U, 16U, 64U, 4096U}) {
     SCOPED_TRACE(alignment);
     Texts fields = gguf_fields();
-    fields.push_back(gguf_field("general.alignment", 4, bytes_of(alignment)));
+    fields.push_back(gguf_field(
+        "general.alignment",
+        4,
+        bytes_of(static_cast<std::uint32_t>(alignment))));
     const std::size_t padded = (16 + alignment - 1) / alignment * alignment;
     std::string data = gguf_data({1, -2, 3, -4}).substr(0, 16);
     data.resize(padded);

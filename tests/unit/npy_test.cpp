@@ -1,7 +1,6 @@
 #include "io/npy.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -17,9 +16,10 @@ namespace {
 // Decodes what was written in this machine's order, in both byte orders.
 template <typename T>
 void expect_decoded(const std::string& type, const std::vector<T>& from) {
-  std::vector<float> expected;
-  for (const T value : from)
-    expected.push_back(static_cast<float>(value));
+  std::vector<float> expected(from.size());
+  std::transform(from.begin(), from.end(), expected.begin(), [](T value) {
+    return static_cast<float>(value);
+  });
   for (const char order : {'<', '>'}) {
     SCOPED_TRACE(order + type);
     std::string bytes = bytes_of_all(from);
