@@ -10,6 +10,7 @@
 
 #include "qfilters/error.h"
 #include "qfilters/filter_file.h"
+#include "qfilters/isa.h"
 #include "qfilters/policy.h"
 
 #include "llama/calibrate.h"
@@ -213,6 +214,7 @@ Json to_json(const RunRecord& record) {
   json["interval"] = limit(&Limits::interval);
   json["chunk"] = record.spec.chunk;
   json["threads"] = record.spec.threads;
+  json["isa"] = active_isa();
   json["tokens"] = record.prefill_tokens + record.decode_tokens;
   json["offset"] = stats.tokens;
   json["rows_kept"] = stats.rows_mean;

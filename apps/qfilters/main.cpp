@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "qfilters/error.h"
+#include "qfilters/isa.h"
 #include "qfilters/version.h"
 
 #include "commands.h"
@@ -47,6 +48,11 @@ std::string reason(const CLI::App& app, const CLI::ParseError& error) {
     return text;
   }
   return "unknown command or option '" + rest.front() + "'";
+}
+
+void choose_isa() {
+  const char* const name = std::getenv("QFILTERS_ISA");
+  if (name != nullptr) qfilters::set_isa(name);
 }
 
 int run(int argc, char** argv) {
@@ -93,6 +99,7 @@ void on_llama_abort(std::string_view reason, bool loading) {
 int main(int argc, char** argv) {
   qfilters::llama::set_abort_handler(on_llama_abort);
   try {
+    choose_isa();
     return run(argc, argv);
   } catch (const qfilters::cli::ChildFailed& failed) {
     return failed.code();  // the child has said why

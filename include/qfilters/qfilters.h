@@ -9,6 +9,7 @@
 #include "qfilters/error.h"
 #include "qfilters/filter_bank.h"
 #include "qfilters/fingerprint.h"
+#include "qfilters/isa.h"
 #include "qfilters/kv_cache.h"
 #include "qfilters/kv_store.h"
 #include "qfilters/policy.h"

@@ -43,6 +43,7 @@ RUN_KEYS = {
     "interval": None,
     "chunk": None,
     "threads": None,
+    "isa": None,
     "tokens": None,
     "offset": None,
     "rows_kept": None,
@@ -143,10 +144,10 @@ class CliTest(unittest.TestCase):
             if inner:
                 self.assertLessEqual(inner, set(result[key]))
 
-    def check_refusal(self, command, *more, says):
+    def check_refusal(self, command, *more, says, env=None):
         """Exit code 2, one line on stderr, nothing on stdout, no file."""
         before = sorted(self.folder.iterdir())
-        done = run(command, *more)
+        done = run(command, *more, env=env)
         lines = done.stderr.decode().splitlines()
         self.assertEqual(done.returncode, 2, lines)
         self.assertEqual(len(lines), 1, lines)

@@ -5,6 +5,7 @@ QFILTERS=build/release/bin/qfilters python3 cli_refusal_test.py
 
 import json
 import math
+import os
 import pathlib
 import struct
 import sys
@@ -57,6 +58,13 @@ class UsageTest(CliTest):
         refuse("generate --model m -n x", says=["x"])
         refuse("generate --model m --prompt p --sink=-1", says=["--sink: '-1'"])
         refuse("eval needle --model m --text t --lengths 5,-6", says=["'-6'"])
+
+    def test_an_impossible_isa_is_refused_with_the_possible_ones(self):
+        env = {**os.environ, "QFILTERS_ISA": "nonsense"}
+        for command in ("--version", "inspect gone.npz"):
+            self.check_refusal(
+                command, says=["'nonsense' cannot run here", "scalar"], env=env
+            )
 
     def test_a_missing_model_is_named(self):
         gone = self.folder / "gone.gguf"

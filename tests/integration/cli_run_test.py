@@ -320,6 +320,14 @@ class EvalTest(CliTest):
         self.assertEqual(full["predictions"], llama["predictions"])
         self.assertLess(abs(full["mean_nll"] - llama["mean_nll"]), 0.01)
 
+    def test_an_isa_that_is_asked_for_is_run_and_recorded(self):
+        words = "--policy qfilters --budget 64"
+        env = {**os.environ, "QFILTERS_ISA": "scalar"}
+        _, (plain,) = self.perplexity(words, env=env)
+        _, (best,) = self.perplexity(words, env={**env, "QFILTERS_ISA": ""})
+        self.assertEqual(plain["isa"], "scalar")
+        self.assertAlmostEqual(plain["mean_nll"], best["mean_nll"], places=2)
+
     def test_a_budget_over_everything_changes_nothing(self):
         _, (full, bounded) = self.perplexity(
             "--policy full,qfilters --budget 132"

@@ -10,9 +10,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <hwy/highway.h>
-#include <hwy/targets.h>
 
+#include "qfilters/isa.h"
 #include "qfilters/kv_store.h"
 #include "qfilters/rows_view.h"
 
@@ -40,22 +39,21 @@ Half half_of(DType dtype) {
   return dtype == DType::kFloat16 ? Half::kFloat16 : Half::kBFloat16;
 }
 
-class KernelsTest : public ::testing::TestWithParam<std::int64_t> {
+class KernelsTest : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
-
-  void TearDown() override {
-    // A kernel that is not dispatched would be tested on one target only.
-    EXPECT_TRUE(hwy::GetChosenTarget().IsInitialized());
-    hwy::SetSupportedTargetsForTest(0);
+  void SetUp() override {
+    set_isa(GetParam());
+    ASSERT_EQ(active_isa(), GetParam());
   }
+
+  void TearDown() override { set_isa("auto"); }
 };
 
 INSTANTIATE_TEST_SUITE_P(
-    EachTarget,
+    EachIsa,
     KernelsTest,
-    ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-    [](const auto& target) { return hwy::TargetName(target.param); });
+    ::testing::ValuesIn(runnable_isas()),
+    [](const auto& isa) { return isa.param; });
 
 HalfRows head_rows(const HalfTensor& keys) {
   const TensorView& view = keys.view();

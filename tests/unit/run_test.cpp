@@ -123,6 +123,7 @@ TEST(RunTest, WritesEveryKeyOfTheContract) {
         "interval",
         "chunk",
         "threads",
+        "isa",
         "tokens",
         "offset",
         "rows_kept",
