@@ -6,7 +6,7 @@
 
 .PHONY: help deps build assets demo test bench format tidy clean
 
-SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.cpp'
+SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.c' '*.cpp'
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16

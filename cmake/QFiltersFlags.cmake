@@ -7,9 +7,9 @@ target_compile_options(
             -Wpedantic
             -Wshadow
             -Wconversion
-            -Wold-style-cast
-            -Wnon-virtual-dtor
-            -Woverloaded-virtual
+            $<$<COMPILE_LANGUAGE:CXX>:-Wold-style-cast>
+            $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
+            $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>
             # GCC 12 warns falsely about std::string concatenation (PR 105651).
             $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
             # Scores must not be fused: their bits are part of the contract.

@@ -27,6 +27,7 @@ const std::vector<Rule> kRules = {
     {"src/kernels", {"kernels/"}, "(Eigen/|omp\\.h|llama|ggml|zip\\.h).*"},
     {"src/core", {"qfilters/", "kernels/", "core/"}, "(llama|ggml|zip\\.h).*"},
     {"src/io", {"qfilters/", "kernels/", "io/"}, "(llama|ggml|Eigen/).*"},
+    {"src/c_api", {"qfilters/", "c_api/"}, kThirdParty},
     {"adapters/llama", {"qfilters/", "llama/"}, "(hwy/|Eigen/|zip\\.h).*"},
     {"eval",
      {"qfilters/", "llama/", "eval/"},
@@ -42,7 +43,8 @@ std::vector<fs::path> sources(const fs::path& folder) {
   std::vector<fs::path> out;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     const auto extension = entry.path().extension();
-    if (extension == ".h" || extension == ".cpp") out.push_back(entry.path());
+    if (extension == ".h" || extension == ".c" || extension == ".cpp")
+      out.push_back(entry.path());
   }
   return out;
 }
