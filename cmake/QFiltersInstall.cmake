@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 install(
-  TARGETS qfilters qfilters_io
+  TARGETS qfilters qfilters_c qfilters_io
   EXPORT qfiltersTargets
   FILE_SET HEADERS)
 install(

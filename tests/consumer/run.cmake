@@ -1,4 +1,5 @@
-# Installs BUILD to a fresh prefix, builds SOURCE against it and runs it.
+# Installs BUILD to a fresh prefix, builds the projects of SOURCE against it
+# and runs them.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE out
                                                        ERROR_VARIABLE out)
@@ -7,10 +8,15 @@ function(run)
   endif()
 endfunction()
 
+function(build_and_run source build)
+  run(${CMAKE_COMMAND} -S ${source} -B ${build} -G Ninja
+      -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix
+      -DCMAKE_C_FLAGS=${FLAGS} -DCMAKE_CXX_FLAGS=${FLAGS})
+  run(${CMAKE_COMMAND} --build ${build})
+  run(${build}/consumer ${WORK}/filters.npz)
+endfunction()
+
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
-run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G Ninja
-    -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix
-    -DCMAKE_CXX_FLAGS=${FLAGS})
-run(${CMAKE_COMMAND} --build ${WORK}/build)
-run(${WORK}/build/consumer ${WORK}/filters.npz)
+build_and_run(${SOURCE} ${WORK}/build)
+build_and_run(${SOURCE}/c ${WORK}/build_c)
