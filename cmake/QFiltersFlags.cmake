@@ -11,7 +11,7 @@ target_compile_options(
             $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
             $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>
             # GCC 12 warns falsely about std::string concatenation (PR 105651).
-            $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+            $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>
             # Scores must not be fused: their bits are part of the contract.
             -ffp-contract=off)
 if(QFILTERS_SANITIZE)

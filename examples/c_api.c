@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { KV_HEADS = 2, HEADS = 4, DIM = 16, CHUNK = 25, TOKENS = 100 };
+enum { kKvHeads = 2, kHeads = 4, kDim = 16, kChunk = 25, kTokens = 100 };
 
 static void check(qf_status status) {
   if (status == QF_OK) return;
@@ -14,10 +14,10 @@ static void check(qf_status status) {
 
 /* Every tenth key points where the filters look. */
 static void make_rows(size_t first, float* keys, float* values) {
-  for (size_t h = 0; h < KV_HEADS; ++h) {
-    for (size_t t = 0; t < CHUNK; ++t) {
-      for (size_t d = 0; d < DIM; ++d) {
-        const size_t i = (h * CHUNK + t) * DIM + d;
+  for (size_t h = 0; h < kKvHeads; ++h) {
+    for (size_t t = 0; t < kChunk; ++t) {
+      for (size_t d = 0; d < kDim; ++d) {
+        const size_t i = (h * kChunk + t) * kDim + d;
         keys[i] = d == 0 && (first + t) % 10 == 0 ? 1.0F : 0.0F;
         values[i] = (float)d;
       }
@@ -26,16 +26,16 @@ static void make_rows(size_t first, float* keys, float* values) {
 }
 
 static void feed(qf_cache* cache) {
-  static float keys[KV_HEADS * CHUNK * DIM], values[KV_HEADS * CHUNK * DIM];
-  static float queries[HEADS * CHUNK * DIM], out[HEADS * CHUNK * DIM];
+  static float keys[kKvHeads * kChunk * kDim], values[kKvHeads * kChunk * kDim];
+  static float queries[kHeads * kChunk * kDim], out[kHeads * kChunk * kDim];
   const qf_tensor k =
-      qf_tensor_dense(keys, QF_FLOAT32, 1, KV_HEADS, CHUNK, DIM);
+      qf_tensor_dense(keys, QF_FLOAT32, 1, kKvHeads, kChunk, kDim);
   const qf_tensor v =
-      qf_tensor_dense(values, QF_FLOAT32, 1, KV_HEADS, CHUNK, DIM);
+      qf_tensor_dense(values, QF_FLOAT32, 1, kKvHeads, kChunk, kDim);
   const qf_tensor q =
-      qf_tensor_dense(queries, QF_FLOAT32, 1, HEADS, CHUNK, DIM);
-  const qf_output o = qf_output_dense(out, 1, HEADS, CHUNK, DIM);
-  for (size_t first = 0; first < TOKENS; first += CHUNK) {
+      qf_tensor_dense(queries, QF_FLOAT32, 1, kHeads, kChunk, kDim);
+  const qf_output o = qf_output_dense(out, 1, kHeads, kChunk, kDim);
+  for (size_t first = 0; first < kTokens; first += kChunk) {
     size_t rows = 0;
     make_rows(first, keys, values);
     check(qf_cache_update(cache, &k, &v));
@@ -44,16 +44,16 @@ static void feed(qf_cache* cache) {
     printf(
         "tokens %2zu to %zu see up to %zu rows",
         first,
-        first + CHUNK - 1,
+        first + kChunk - 1,
         rows);
     printf(", value 3 is %.1f\n", (double)out[3]);
   }
 }
 
 static void show(const char* title, qf_cache* cache) {
-  int32_t positions[TOKENS];
+  int32_t positions[kTokens];
   size_t rows = 0;
-  check(qf_cache_positions(cache, 0, positions, TOKENS, &rows));
+  check(qf_cache_positions(cache, 0, positions, kTokens, &rows));
   printf("%s", title);
   for (size_t r = 0; r < rows; ++r) {
     printf(" %d", (int)positions[r]);
@@ -62,7 +62,7 @@ static void show(const char* title, qf_cache* cache) {
 }
 
 int main(void) {
-  float directions[KV_HEADS * DIM] = {0};
+  float directions[kKvHeads * kDim] = {0};
   qf_filters* filters = NULL;
   qf_cache* cache = NULL;
   qf_cache* later = NULL;
@@ -70,11 +70,11 @@ int main(void) {
   size_t size = 0;
   void* saved;
 
-  for (size_t h = 0; h < KV_HEADS; ++h) {
-    directions[h * DIM] = 1.0F;
+  for (size_t h = 0; h < kKvHeads; ++h) {
+    directions[h * kDim] = 1.0F;
   }
   check(qf_filters_create(
-      directions, 1, KV_HEADS, DIM, "example", NULL, &filters));
+      directions, 1, kKvHeads, kDim, "example", NULL, &filters));
   check(qf_config_init(&config, sizeof config));
   config.budget = 12;
   config.n_sink = 2;

@@ -22,6 +22,8 @@
  *          Another size than this library's is QF_INVALID_ARGUMENT.
  */
 
+/* A C header: NOLINTBEGIN(modernize-*,readability-identifier-naming) */
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -464,5 +466,7 @@ qf_sequence_restore(qf_sequence* sequence, const void* saved, size_t size);
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+
+/* NOLINTEND(modernize-*,readability-identifier-naming) */
 
 #endif /* QFILTERS_C_API_H */

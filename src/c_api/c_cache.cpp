@@ -252,6 +252,7 @@ qf_status qf_cache_get_stats(
   });
 }
 
+// A buffer takes three arguments. NOLINTNEXTLINE(readability-function-size)
 qf_status qf_cache_make_mask(
     qf_cache* cache,
     size_t tokens,

@@ -60,6 +60,7 @@ std::string text_by_name(const FilterBank& bank, std::string_view name) {
 
 }  // namespace
 
+// C has no default arguments. NOLINTNEXTLINE(readability-function-size)
 qf_status qf_filters_create(
     const float* values,
     size_t layers,

@@ -20,7 +20,6 @@ namespace {
 
 using test::c_cache;
 using test::c_config;
-using test::c_filters;
 using test::c_tensor;
 using test::CCache;
 using test::CFilters;
@@ -193,7 +192,7 @@ TEST_F(CApiErrorsTest, AFailedUpdateLeavesTheLastOneToAttendOver) {
 
 TEST_F(CApiErrorsTest, WhatSettlesEndsAttention) {
   const auto queries = test::random_floats(1, 2, 3, 30, 20);
-  std::vector<float> numbers(2 * 3 * 30 * 20);
+  std::vector<float> numbers(3600);
   const qf_tensor q = c_tensor(queries.view());
   const qf_output out = qf_output_dense(numbers.data(), 2, 3, 30, 20);
   const auto attend = [&](qf_attention* options = nullptr) {

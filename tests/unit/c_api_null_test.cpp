@@ -58,7 +58,7 @@ TEST_F(CApiNullTest, NullForACacheIsRefused) {
   const qf_tensor keys = c_tensor(data_.keys.slice(30, 1));
   qf_tensor empty = keys;
   empty.data = nullptr;
-  std::vector<float> numbers(2 * 3 * 30 * 20);
+  std::vector<float> numbers(3600);
   const qf_tensor queries =
       qf_tensor_dense(numbers.data(), QF_FLOAT32, 2, 3, 30, 20);
   const qf_output out = qf_output_dense(numbers.data(), 2, 3, 30, 20);

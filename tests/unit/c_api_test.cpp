@@ -257,7 +257,7 @@ TEST(CApiCacheTest, ContinuesWhatCppSaved) {
 }
 
 TEST(CApiFiltersTest, HoldsWhatItIsGiven) {
-  const auto values = test::random_filter(1, 2 * 3 * 4);
+  const auto values = test::random_filter(1, 24);
   qf_filters* made = nullptr;
   ASSERT_EQ(
       qf_filters_create(values.data(), 2, 3, 4, "toy", "abc", &made), QF_OK);
