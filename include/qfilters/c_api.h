@@ -149,11 +149,15 @@ QF_API qf_status qf_filters_create_layers(
     const char* model_fingerprint,
     qf_filters** out);
 
-/* Reads and writes .npz and .safetensors. `expect_model_id` may be NULL.
- * QF_FILE with path and reason, QF_MISMATCH for another model_id; saving
+/* Reads and writes .npz, .safetensors and .gguf, each with its usual sign. An
+ * expectation may be NULL. QF_FILE with path and reason, QF_MISMATCH for
+ * another model_id or another fingerprint where the file has one; saving
  * QF_SHAPE when the format cannot hold layers that differ. */
 QF_API qf_status qf_filters_load(
-    const char* path, const char* expect_model_id, qf_filters** out);
+    const char* path,
+    const char* expect_model_id,
+    const char* expect_model_fingerprint,
+    qf_filters** out);
 QF_API qf_status qf_filters_save(const qf_filters* filters, const char* path);
 
 QF_API void qf_filters_free(qf_filters* filters);

@@ -279,15 +279,17 @@ qf_status qf_cache_make_mask(
 qf_status qf_cache_save(
     qf_cache* cache, void* out, size_t capacity, size_t* size) {
   return c_api::guard(__func__, [&] {
-    const auto saved = settled(cache).save();
+    const auto saved = settled(cache).save().encode();
     c_api::copy_out<std::byte>(
         saved, static_cast<std::byte*>(out), capacity, size);
   });
 }
 
 qf_status qf_cache_restore(qf_cache* cache, const void* saved, size_t size) {
-  return c_api::guard(
-      __func__, [&] { settled(cache).restore(c_api::bytes_of(saved, size)); });
+  return c_api::guard(__func__, [&] {
+    settled(cache).restore(
+        qfilters::Snapshot::decode(c_api::bytes_of(saved, size)));
+  });
 }
 
 qf_status qf_cache_on_warning(

@@ -95,11 +95,17 @@ qf_status qf_filters_create_layers(
 }
 
 qf_status qf_filters_load(
-    const char* path, const char* expect_model_id, qf_filters** out) {
+    const char* path,
+    const char* expect_model_id,
+    const char* expect_model_fingerprint,
+    qf_filters** out) {
   return c_api::guard(__func__, [&] {
     c_api::deref(out, "out");
-    std::optional<std::string> expected;
-    if (expect_model_id != nullptr) expected = expect_model_id;
+    qfilters::FilterExpectation expected;
+    if (expect_model_id != nullptr) expected.model_id = expect_model_id;
+    if (expect_model_fingerprint != nullptr) {
+      expected.model_fingerprint = expect_model_fingerprint;
+    }
     make_handle(
         out, qfilters::load_filters(&c_api::deref(path, "path"), expected));
   });

@@ -210,7 +210,7 @@ qf_status qf_sequence_get_stats(
 qf_status qf_sequence_save(
     const qf_sequence* sequence, void* out, size_t capacity, size_t* size) {
   return c_api::guard(__func__, [&] {
-    const auto saved = cache_of(sequence).save();
+    const auto saved = cache_of(sequence).save().encode();
     c_api::copy_out<std::byte>(
         saved, static_cast<std::byte*>(out), capacity, size);
   });
@@ -219,6 +219,7 @@ qf_status qf_sequence_save(
 qf_status qf_sequence_restore(
     qf_sequence* sequence, const void* saved, size_t size) {
   return c_api::guard(__func__, [&] {
-    cache_of(sequence).restore(c_api::bytes_of(saved, size));
+    cache_of(sequence).restore(
+        qfilters::Snapshot::decode(c_api::bytes_of(saved, size)));
   });
 }

@@ -40,12 +40,8 @@ std::size_t check_model(const ModelShape& model) {
 
 void check_filters(
     const ModelShape& model, std::size_t count, const FilterBank& filters) {
-  const std::string& known = filters.metadata().model_fingerprint;
-  if (!known.empty() && !model.fingerprint.empty() &&
-      known != model.fingerprint) {
-    mismatch(
-        "the filters belong to model " + known + ", this one is " +
-        model.fingerprint);
+  if (!model.fingerprint.empty()) {
+    check_origin(filters.metadata(), {.model_fingerprint = model.fingerprint});
   }
   if (filters.layers() != count) {
     mismatch(

@@ -110,7 +110,7 @@ TEST_F(CApiErrorsTest, FiltersThatMakeNoSenseAreRefused) {
       "qf_filters_create_layers",
       "");
   refused(
-      qf_filters_load("gone/away.npz", nullptr, &made),
+      qf_filters_load("gone/away.npz", nullptr, nullptr, &made),
       QF_FILE,
       "qf_filters_load",
       "gone/away.npz");

@@ -34,8 +34,8 @@ TEST_F(CApiNullTest, NullForFiltersIsRefused) {
   NULLS(
       qf_filters_create_layers, "layers", nullptr, 1, nullptr, nullptr, &made);
   NULLS(qf_filters_create_layers, "values", &layer, 1, nullptr, nullptr, &made);
-  NULLS(qf_filters_load, "path", nullptr, nullptr, &made);
-  NULLS(qf_filters_load, "out", "a.npz", nullptr, nullptr);
+  NULLS(qf_filters_load, "path", nullptr, nullptr, nullptr, &made);
+  NULLS(qf_filters_load, "out", "a.npz", nullptr, nullptr, nullptr);
   NULLS(qf_filters_save, "filters", nullptr, "a.npz");
   NULLS(qf_filters_save, "path", f, nullptr);
   NULLS(qf_filters_layers, "filters", nullptr, &size);

@@ -179,7 +179,7 @@ TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
     expect_same_stats(sequence.get(), want);
 
     const auto bytes = saved(sequence.get());
-    EXPECT_EQ(bytes, want.save());
+    EXPECT_EQ(bytes, want.save().encode());
     ASSERT_EQ(qf_sequence_clear(sequence.get()), QF_OK);
     EXPECT_NE(saved(sequence.get()), bytes);
     ASSERT_EQ(

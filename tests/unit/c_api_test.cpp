@@ -188,7 +188,7 @@ void expect_same_life(
     expect_same_mask(cache, want, 6, array, 0);
     expect_same_mask(cache, want, 3, array, 10);
   }
-  EXPECT_EQ(saved(cache), want.save());
+  EXPECT_EQ(saved(cache), want.save().encode());
 }
 
 TEST(CApiCacheTest, LivesLikeTheCppClassWithFilters) {
@@ -237,7 +237,7 @@ TEST(CApiCacheTest, DefaultsAreThoseOfTheCppClass) {
     ASSERT_EQ(qf_cache_create(given, filters.get(), 0, &made), QF_OK);
     const CCache cache(made);
     ASSERT_EQ(test::feed(made, data, 0, 100), QF_OK);
-    EXPECT_EQ(saved(made), want.save());  // the config is part of it
+    EXPECT_EQ(saved(made), want.save().encode());  // the config is part of it
   }
 }
 
@@ -246,7 +246,7 @@ TEST(CApiCacheTest, ContinuesWhatCppSaved) {
   const CFilters filters = c_filters(data.filters);
   QFiltersKVCache want(config_of(20, 2), data.filters);
   data.feed(want, 50);
-  const auto bytes = want.save();
+  const auto bytes = want.save().encode();
   const CCache cache = c_cache(c_config(20, 2), filters.get());
   ASSERT_EQ(qf_cache_restore(cache.get(), bytes.data(), bytes.size()), QF_OK);
   expect_same_stats(cache.get(), want);
@@ -301,7 +301,7 @@ TEST(CApiFiltersTest, ReadsWhatCppWroteAndBack) {
       metadata);
   save_filters(bank, path);
   qf_filters* made = nullptr;
-  ASSERT_EQ(qf_filters_load(path.c_str(), "toy", &made), QF_OK)
+  ASSERT_EQ(qf_filters_load(path.c_str(), "toy", nullptr, &made), QF_OK)
       << qf_last_error();
   const CFilters filters(made);
   for (const auto& [name, want] :

@@ -7,7 +7,7 @@ int main(int argc, char** argv) {
   size_t heads = 0;
   size_t dim = 0;
   if (argc != 2) return 2;
-  if (qf_filters_load(argv[1], NULL, &filters) != QF_OK ||
+  if (qf_filters_load(argv[1], NULL, NULL, &filters) != QF_OK ||
       qf_filters_shape(filters, 0, &heads, &dim) != QF_OK) {
     fprintf(stderr, "%s\n", qf_last_error());
     return 1;
