@@ -28,9 +28,11 @@ struct LayerData {
       std::size_t tokens = 120,
       DType dtype = DType::kFloat16,
       std::size_t key_dim = 20,
-      std::size_t dv = 20)
-      : batch(2),
-        heads(3),
+      std::size_t dv = 20,
+      std::size_t batch_size = 2,
+      std::size_t kv_heads = 3)
+      : batch(batch_size),
+        heads(kv_heads),
         dim(key_dim),
         value_dim(dv),
         keys(random_halves(1, dtype, batch, heads, tokens, dim, 4)),

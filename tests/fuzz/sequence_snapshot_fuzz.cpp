@@ -1,0 +1,55 @@
+// SequenceCache::restore(): refuses foreign bytes and stays as it was, or
+// continues as any other sequence.
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "qfilters/error.h"
+#include "qfilters/sequence_cache.h"
+
+#include "fuzz/require.h"
+#include "fuzz/small_caches.h"
+
+namespace qfilters::fuzz {
+namespace {
+
+bool restores(SequenceCache& cache, std::span<const std::byte> saved) {
+  try {
+    cache.restore(saved);
+    return true;
+  } catch (const Error& error) {
+    require(
+        error.kind() == ErrorKind::kFile ||
+            error.kind() == ErrorKind::kMismatch,
+        error.what());
+  }
+  require(
+      cache.offset() == 0 && cache.stats().kv_bytes == 0,
+      "a refused snapshot has left something behind");
+  return false;
+}
+
+void check(std::string_view policy, std::span<const std::byte> foreign) {
+  SequenceCache cache = small_sequence(policy);
+  if (!restores(cache, foreign)) return;
+  SequenceCache twin = small_sequence(policy);
+  require(restores(twin, cache.save()), "its own snapshot is refused");
+  if (!can_continue(cache.offset())) return;
+  for (const std::size_t tokens : kUpdates) {
+    update(cache, tokens);
+    update(twin, tokens);
+  }
+  require(cache.save() == twin.save(), "a snapshot changes what follows");
+}
+
+}  // namespace
+}  // namespace qfilters::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(
+    const std::uint8_t* data, std::size_t size) {
+  for (const std::string_view policy : qfilters::fuzz::kPolicies) {
+    qfilters::fuzz::check(policy, std::as_bytes(std::span(data, size)));
+  }
+  return 0;
+}
