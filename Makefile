@@ -4,8 +4,10 @@
 # QFILTERS_LLAMA_PREFIX=DIR in the environment: use the llama.cpp installed in
 # DIR instead of building one. `make clean` when it changes.
 
-.PHONY: help deps build assets demo test bench format tidy clean
+.PHONY: help deps build assets demo test sanitize tsan fuzz bench format tidy
+.PHONY: clean
 
+FUZZ_SECONDS ?= 60
 SOURCES = git ls-files -co --exclude-standard -- '*.h' '*.c' '*.cpp'
 
 help:  ## list the targets
@@ -28,6 +30,24 @@ demo: assets  ## calibrate, generate and evaluate on a real model
 
 test: assets  ## run every test
 	@ctest --preset release
+
+sanitize:  ## run the tests under the address and undefined sanitizers
+	@tools/install_debian.sh
+	@cmake --preset sanitize >/dev/null
+	@cmake --build --preset sanitize
+	@ctest --preset sanitize
+
+tsan:  ## run the unit tests under the thread sanitizer
+	@tools/install_debian.sh
+	@cmake --preset tsan >/dev/null
+	@cmake --build --preset tsan
+	@ctest --preset tsan
+
+fuzz:  ## fuzz every reader of foreign bytes, FUZZ_SECONDS=60 each
+	@tools/install_debian.sh
+	@cmake --preset fuzz >/dev/null
+	@cmake --build --preset fuzz
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) tools/fuzz.sh
 
 bench: build  ## run the benchmarks
 	@build/release/bin/qfilters_bench
