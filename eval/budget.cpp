@@ -71,6 +71,7 @@ Budget parse_budget(std::string_view text) {
     refuse(shown + " is not a whole number of rows");
   }
   const double amount = number * static_cast<double>(unit.empty() ? 1 : bytes);
+  if (amount < 1) refuse(shown + " is less than one byte");
   // Positions are int32, memory has 64 bits.
   if (amount >
       (unit.empty() ? std::numeric_limits<std::int32_t>::max() : 9.0e18)) {

@@ -1,4 +1,5 @@
 // save() and restore() of a QFiltersKVCache.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,26 +97,30 @@ void QFiltersKVCache::restore(const Snapshot& saved) {
   s.seen = in.get<std::uint64_t>();
   s.retention_fired = in.get<std::uint8_t>() != 0;
   if (in.get<std::uint8_t>() != 0) {
-    s.start_restored(in);
+    s.start_restored(in, saved.bytes("sequence").size());
     s.sequence->restore(saved);
     s.offset = s.sequence->offset();
   }
   in.finish();
+  s.check_restored();
   *this = std::move(next);
 }
 
-void QFiltersKVCache::State::start_restored(ByteReader& in) {
+void QFiltersKVCache::State::start_restored(
+    ByteReader& in, std::size_t row_bytes) {
   const auto dtype = in.get<DType>();
   const auto batch = in.get<std::uint64_t>();
   const auto heads = in.get<std::uint64_t>();
   const auto key_dim = in.get<std::uint64_t>();
   const auto value_dim = in.get<std::uint64_t>();
-  // Nobody has this many; keeps products and allocations small.
+  // Nobody has this many; keeps products small. Every (batch, head) takes at
+  // least its number of rows, which keeps allocations small.
   constexpr std::uint64_t kMost = 1U << 20;
   const bool sound = (dtype == DType::kFloat16 || dtype == DType::kBFloat16) &&
                      batch > 0 && heads > 0 && key_dim > 0 && value_dim > 0 &&
-                     batch * heads <= kMost && batch <= kMost &&
-                     heads <= kMost && key_dim <= kMost && value_dim <= kMost;
+                     batch <= kMost && heads <= kMost && key_dim <= kMost &&
+                     value_dim <= kMost &&
+                     batch * heads <= row_bytes / sizeof(std::uint64_t);
   if (!sound) {
     throw Error(
         ErrorKind::kFile, "restore: the shape of the cache makes no sense");
@@ -130,6 +135,27 @@ void QFiltersKVCache::State::start_restored(ByteReader& in) {
     throw Error(ErrorKind::kFile, "restore: filters where there must be none");
   }
   freeze({batch * heads, key_dim, in.get_array<float>(groups() * key_dim)});
+}
+
+// Every group holds as many rows as updates leave, or later code would trip.
+void QFiltersKVCache::State::check_restored() const {
+  const std::uint64_t rows_seen = sequence ? groups() * offset : 0;
+  bool sound = seen == rows_seen;
+  if (sequence) {
+    const KVStore& store = sequence->store(0);
+    const std::size_t rows = store.rows(0);
+    const std::size_t least =
+        policy.bounded() ? std::min(offset, policy.options().budget) : offset;
+    sound = sound && full_bytes == seen * store.shape().row_bytes() &&
+            rows >= least && rows == policy.rows_after_commit(rows);
+    for (std::size_t g = 1; g < groups(); ++g) {
+      sound = sound && store.rows(g) == rows;
+    }
+  }
+  if (!sound || (!sequence && full_bytes != 0)) {
+    throw Error(
+        ErrorKind::kFile, "restore: the rows and the counters make no sense");
+  }
 }
 
 }  // namespace qfilters

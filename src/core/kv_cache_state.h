@@ -48,8 +48,11 @@ struct QFiltersKVCache::State {
   void freeze_if_due(std::size_t tokens);
   /// Starts to evict by these filters, one per (batch, head).
   void freeze(LayerFilters found);
-  /// Makes the sequence, and the fallback's filters, that save() described.
-  void start_restored(ByteReader& in);
+  /// Makes the sequence, and the fallback's filters, that save() described;
+  /// its rows take `row_bytes`.
+  void start_restored(ByteReader& in, std::size_t row_bytes);
+  /// Throws Error kFile unless updates could have left this state.
+  void check_restored() const;
   /// Fires at most once; the update is complete by then.
   void check_retention();
 };

@@ -56,6 +56,15 @@ TEST(BudgetTest, FillsMemoryWithWholeBlocks) {
   EXPECT_EQ(rows("1.5MiB"), 64U);
 }
 
+TEST(BudgetTest, RejectsMemoryOfLessThanAByte) {
+  for (const char* text : {"0.0009KiB", "0.0000009MiB", "0.0000000009GiB"}) {
+    EXPECT_THAT(
+        error_of([&] { (void)parse_budget(text); }),
+        IsError(ErrorKind::kInvalidArgument, "less than one byte"));
+  }
+  EXPECT_EQ(parse_budget("0.001KiB").amount, 1U);
+}
+
 TEST(BudgetTest, LeavesRoomForTheIntervalInMemory) {
   for (const std::size_t interval : {0U, 1U, 63U, 64U, 100U}) {
     const std::size_t budget = rows("64MiB", 4096, interval);

@@ -1,5 +1,7 @@
 // save() and restore() of a QFiltersKVCache.
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -135,6 +137,55 @@ TEST(CacheSnapshotTest, RefusesDamagedDataAndStaysAsItWas) {
   }
   EXPECT_EQ(refusal(target, Snapshot()), ErrorKind::kFile);
   expect_equal(target, twin);
+}
+
+TEST(CacheSnapshotTest, NeverTripsOverAFlippedByte) {
+  const LayerData data;
+  Config config = config_of(20, 2, 4);
+  config.qfilters_calib_tokens = 40;
+  for (const std::size_t tokens : {10U, 50U}) {
+    QFiltersKVCache cache(config);
+    data.feed(cache, tokens);
+    const auto saved = cache.save();
+    for (std::size_t i = 0; i < saved.size(); i += 3) {
+      auto damaged = saved;
+      damaged[i] ^= std::byte{0x11};
+      QFiltersKVCache target(config);
+      try {
+        target.restore(damaged);
+      } catch (const Error& error) {
+        ASSERT_TRUE(
+            error.kind() == ErrorKind::kFile ||
+            error.kind() == ErrorKind::kMismatch)
+            << i << ": " << error.what();
+        continue;
+      }
+      // Rows carry no redundancy; what was accepted must be a cache.
+      ASSERT_EQ(target.tokens_seen(), data.groups() * target.offset()) << i;
+      ASSERT_EQ(target.full_seq_bytes(), cache.full_seq_bytes()) << i;
+      ASSERT_EQ(target.stored().rows(0), cache.stored().rows(0)) << i;
+    }
+  }
+}
+
+TEST(CacheSnapshotTest, RefusesHeadsThatHoldUnequalRows) {
+  const LayerData data;
+  Config config = config_of(20, 2, 4);
+  config.qfilters_calib_tokens = 40;
+  for (const std::size_t tokens : {10U, 50U}) {
+    QFiltersKVCache cache(config);
+    data.feed(cache, tokens);
+    auto saved = cache.save();
+    // The last head's rows, behind their number, end the snapshot.
+    const std::size_t rows = cache.tokens_kept();
+    const std::size_t row_bytes =
+        sizeof(std::int32_t) + sizeof(float) + 2 * (data.dim + data.value_dim);
+    saved.resize(saved.size() - rows * row_bytes);
+    std::fill(saved.end() - sizeof(std::uint64_t), saved.end(), std::byte{0});
+    QFiltersKVCache target(config);
+    EXPECT_EQ(refusal(target, saved), ErrorKind::kFile);
+    EXPECT_TRUE(target.empty());
+  }
 }
 
 }  // namespace
