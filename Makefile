@@ -37,7 +37,7 @@ sanitize:  ## run the tests under the address and undefined sanitizers
 	@cmake --build --preset sanitize
 	@ctest --preset sanitize
 
-tsan:  ## run the unit tests under the thread sanitizer
+tsan:  ## run what starts threads under the thread sanitizer
 	@tools/install_debian.sh
 	@cmake --preset tsan >/dev/null
 	@cmake --build --preset tsan

@@ -22,7 +22,9 @@ for program in "$build"/bin/fuzz_*; do
   [[ $target != seeds ]] || continue
   mkdir -p "$build/corpus/$target" "$build/seeds/$target" "$saved/$target"
   if [[ ${1-} == --save ]]; then
-    "$program" "${limits[@]}" -merge=1 "$saved/$target" "$build/corpus/$target"
+    # By edges alone, or hundreds of files differ in how often loops run.
+    "$program" "${limits[@]}" -set_cover_merge=1 -use_counters=0 \
+      "$saved/$target" "$build/corpus/$target"
     continue
   fi
   say "$target: ${FUZZ_SECONDS:=60} s"
