@@ -62,7 +62,7 @@ std::optional<FilterBank> load(const std::filesystem::path& path) {
 
 std::optional<std::string> encode(const FilterBank& filters) {
   try {
-    return io::encode_npz(filters);
+    return io::encode_npz(filters, FilterSign::kPositive);
   } catch (const Error& error) {
     require(
         std::string_view(error.what()) == "its metadata is too long",

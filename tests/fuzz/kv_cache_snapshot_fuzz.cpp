@@ -8,12 +8,13 @@
 #include "qfilters/kv_cache.h"
 
 #include "fuzz/require.h"
+#include "fuzz/sealed.h"
 #include "fuzz/small_caches.h"
 
 namespace qfilters::fuzz {
 namespace {
 
-bool restores(QFiltersKVCache& cache, std::span<const std::byte> saved) {
+bool restores(QFiltersKVCache& cache, const Snapshot& saved) {
   try {
     cache.restore(saved);
     return true;
@@ -39,7 +40,7 @@ void check_counters(QFiltersKVCache& cache) {
       "tokens_seen differs from the offset");
 }
 
-void check(bool calibrated, std::span<const std::byte> foreign) {
+void check(bool calibrated, const Snapshot& foreign) {
   QFiltersKVCache cache = small_cache(calibrated);
   if (!restores(cache, foreign)) return;
   QFiltersKVCache twin = small_cache(calibrated);
@@ -65,8 +66,11 @@ void check(bool calibrated, std::span<const std::byte> foreign) {
 
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
+  const auto foreign =
+      qfilters::fuzz::decode_unsealed(std::as_bytes(std::span(data, size)));
+  if (!foreign) return 0;
   for (const bool calibrated : {true, false}) {
-    qfilters::fuzz::check(calibrated, std::as_bytes(std::span(data, size)));
+    qfilters::fuzz::check(calibrated, *foreign);
   }
   return 0;
 }

@@ -8,6 +8,7 @@
 #include "qfilters/atomic_file.h"
 #include "qfilters/filter_file.h"
 
+#include "fuzz/sealed.h"
 #include "fuzz/small_caches.h"
 
 namespace {
@@ -21,7 +22,7 @@ void write_filters(const fs::path& folder) {
   metadata.n_samples = 7;
   const LayerFilters layer{2, 3, {1, -2, 0.5F, 0, 1, -1}};
   const FilterBank filters({layer, layer}, metadata);
-  for (const char* format : {"npz", "safetensors"}) {
+  for (const char* format : {"npz", "safetensors", "gguf"}) {
     fs::create_directories(folder / format);
     save_filters(filters, folder / format / (std::string("good.") + format));
   }
@@ -41,7 +42,7 @@ void write_snapshots(const fs::path& folder) {
       write_file_atomically(
           folder / "sequence_snapshot" /
               (std::string(policy) + "-" + std::to_string(tokens)),
-          cache.save());
+          fuzz::unsealed(cache.save()));
     }
     for (const bool calibrated : {true, false}) {
       QFiltersKVCache cache = fuzz::small_cache(calibrated);
@@ -50,9 +51,14 @@ void write_snapshots(const fs::path& folder) {
           folder / "kv_cache_snapshot" /
               ((calibrated ? "calibrated-" : "fallback-") +
                std::to_string(tokens)),
-          cache.save());
+          fuzz::unsealed(cache.save()));
     }
   }
+  fs::create_directories(folder / "snapshot");
+  Snapshot small;
+  small.put_text("name", "text");
+  small.put("empty", {});
+  write_file_atomically(folder / "snapshot" / "small", fuzz::unsealed(small));
 }
 
 }  // namespace

@@ -9,12 +9,13 @@
 #include "qfilters/sequence_cache.h"
 
 #include "fuzz/require.h"
+#include "fuzz/sealed.h"
 #include "fuzz/small_caches.h"
 
 namespace qfilters::fuzz {
 namespace {
 
-bool restores(SequenceCache& cache, std::span<const std::byte> saved) {
+bool restores(SequenceCache& cache, const Snapshot& saved) {
   try {
     cache.restore(saved);
     return true;
@@ -30,7 +31,7 @@ bool restores(SequenceCache& cache, std::span<const std::byte> saved) {
   return false;
 }
 
-void check(std::string_view policy, std::span<const std::byte> foreign) {
+void check(std::string_view policy, const Snapshot& foreign) {
   SequenceCache cache = small_sequence(policy);
   if (!restores(cache, foreign)) return;
   SequenceCache twin = small_sequence(policy);
@@ -48,8 +49,11 @@ void check(std::string_view policy, std::span<const std::byte> foreign) {
 
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
+  const auto foreign =
+      qfilters::fuzz::decode_unsealed(std::as_bytes(std::span(data, size)));
+  if (!foreign) return 0;
   for (const std::string_view policy : qfilters::fuzz::kPolicies) {
-    qfilters::fuzz::check(policy, std::as_bytes(std::span(data, size)));
+    qfilters::fuzz::check(policy, *foreign);
   }
   return 0;
 }

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -143,27 +145,36 @@ TEST(CacheSnapshotTest, NeverTripsOverAFlippedByte) {
   const LayerData data;
   Config config = config_of(20, 2, 4);
   config.qfilters_calib_tokens = 40;
+  const auto check = [&](QFiltersKVCache& cache, const Snapshot& damaged) {
+    QFiltersKVCache target(config);
+    try {
+      target.restore(damaged);
+    } catch (const Error& error) {
+      ASSERT_TRUE(
+          error.kind() == ErrorKind::kFile ||
+          error.kind() == ErrorKind::kMismatch)
+          << error.what();
+      return;
+    }
+    // Rows carry no redundancy; what was accepted must be a cache.
+    ASSERT_EQ(target.tokens_seen(), data.groups() * target.offset());
+    ASSERT_EQ(target.full_seq_bytes(), cache.full_seq_bytes());
+    ASSERT_EQ(target.stored().rows(0), cache.stored().rows(0));
+  };
   for (const std::size_t tokens : {10U, 50U}) {
     QFiltersKVCache cache(config);
     data.feed(cache, tokens);
-    const auto saved = cache.save();
-    for (std::size_t i = 0; i < saved.size(); i += 3) {
-      auto damaged = saved;
-      damaged[i] ^= std::byte{0x11};
-      QFiltersKVCache target(config);
-      try {
-        target.restore(damaged);
-      } catch (const Error& error) {
-        ASSERT_TRUE(
-            error.kind() == ErrorKind::kFile ||
-            error.kind() == ErrorKind::kMismatch)
-            << i << ": " << error.what();
-        continue;
+    const Snapshot saved = cache.save();
+    for (const char* part : {"cache", "sequence"}) {
+      const auto whole = saved.values<std::uint8_t>(part);
+      for (std::size_t i = 0; i < whole.size(); i += 3) {
+        SCOPED_TRACE(part + std::to_string(i));
+        auto flipped = whole;
+        flipped[i] ^= 0x11U;
+        Snapshot damaged = saved;
+        damaged.put_values<std::uint8_t>(part, flipped);
+        check(cache, damaged);
       }
-      // Rows carry no redundancy; what was accepted must be a cache.
-      ASSERT_EQ(target.tokens_seen(), data.groups() * target.offset()) << i;
-      ASSERT_EQ(target.full_seq_bytes(), cache.full_seq_bytes()) << i;
-      ASSERT_EQ(target.stored().rows(0), cache.stored().rows(0)) << i;
     }
   }
 }
@@ -175,13 +186,15 @@ TEST(CacheSnapshotTest, RefusesHeadsThatHoldUnequalRows) {
   for (const std::size_t tokens : {10U, 50U}) {
     QFiltersKVCache cache(config);
     data.feed(cache, tokens);
-    auto saved = cache.save();
+    Snapshot saved = cache.save();
+    auto bytes = saved.values<std::uint8_t>("sequence");
     // The last head's rows, behind their number, end the snapshot.
     const std::size_t rows = cache.tokens_kept();
     const std::size_t row_bytes =
         sizeof(std::int32_t) + sizeof(float) + 2 * (data.dim + data.value_dim);
-    saved.resize(saved.size() - rows * row_bytes);
-    std::fill(saved.end() - sizeof(std::uint64_t), saved.end(), std::byte{0});
+    bytes.resize(bytes.size() - rows * row_bytes);
+    std::fill(bytes.end() - sizeof(std::uint64_t), bytes.end(), 0);
+    saved.put_values<std::uint8_t>("sequence", bytes);
     QFiltersKVCache target(config);
     EXPECT_EQ(refusal(target, saved), ErrorKind::kFile);
     EXPECT_TRUE(target.empty());
