@@ -24,8 +24,8 @@ tokens 50 to 74 see up to 37 rows, value 3 is 3.0
 tokens 75 to 99 see up to 37 rows, value 3 is 3.0
 kept: 0 1 10 20 30 40 50 60 70 80 90 99
 restored: 0 1 10 20 30 40 50 60 70 80 90 99
-error: qf_cache_restore: restore: 12 rows are announced, \
-but their data is missing
+error: qf_cache_restore: snapshot: the checksum is wrong; \
+it is cut short or damaged
 """
 
 
