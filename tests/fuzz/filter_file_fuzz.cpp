@@ -71,19 +71,21 @@ std::optional<std::string> encode(const FilterBank& filters) {
   }
 }
 
+void check(std::string_view content) {
+  static ScratchFile foreign(QFILTERS_FUZZ_EXTENSION);
+  static ScratchFile own(".own.npz");
+  const auto filters = load(foreign.write(content));
+  if (!filters) return;
+  const auto encoded = encode(*filters);
+  if (!encoded) return;
+  require(load(own.write(*encoded)) == filters, "saving changes the filters");
+}
+
 }  // namespace
 }  // namespace qfilters::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
-  using namespace qfilters::fuzz;
-  static ScratchFile foreign(QFILTERS_FUZZ_EXTENSION);
-  static ScratchFile own(".own.npz");
-  const auto filters = load(foreign.write(
-      std::string_view(reinterpret_cast<const char*>(data), size)));
-  if (!filters) return 0;
-  const auto encoded = encode(*filters);
-  if (!encoded) return 0;
-  require(load(own.write(*encoded)) == filters, "saving changes the filters");
+  qfilters::fuzz::check({reinterpret_cast<const char*>(data), size});
   return 0;
 }

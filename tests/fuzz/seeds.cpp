@@ -14,7 +14,12 @@
 namespace {
 
 namespace fs = std::filesystem;
-using namespace qfilters;
+using qfilters::FilterBank;
+using qfilters::FilterMetadata;
+using qfilters::LayerFilters;
+using qfilters::QFiltersKVCache;
+using qfilters::SequenceCache;
+using qfilters::write_file_atomically;
 
 void write_filters(const fs::path& folder) {
   FilterMetadata metadata;
@@ -36,17 +41,17 @@ void write_snapshots(const fs::path& folder) {
   fs::create_directories(folder / "sequence_snapshot");
   fs::create_directories(folder / "kv_cache_snapshot");
   for (const std::size_t tokens : kTokens) {
-    for (const std::string_view policy : fuzz::kPolicies) {
-      SequenceCache cache = fuzz::small_sequence(policy);
-      if (tokens > 0) fuzz::update(cache, tokens);
+    for (const std::string_view policy : qfilters::fuzz::kPolicies) {
+      SequenceCache cache = qfilters::fuzz::small_sequence(policy);
+      if (tokens > 0) qfilters::fuzz::update(cache, tokens);
       write_file_atomically(
           folder / "sequence_snapshot" /
               (std::string(policy) + "-" + std::to_string(tokens)),
           fuzz::unsealed(cache.save()));
     }
     for (const bool calibrated : {true, false}) {
-      QFiltersKVCache cache = fuzz::small_cache(calibrated);
-      if (tokens > 0) fuzz::update(cache, tokens);
+      QFiltersKVCache cache = qfilters::fuzz::small_cache(calibrated);
+      if (tokens > 0) qfilters::fuzz::update(cache, tokens);
       write_file_atomically(
           folder / "kv_cache_snapshot" /
               ((calibrated ? "calibrated-" : "fallback-") +
