@@ -47,7 +47,7 @@ void write_snapshots(const fs::path& folder) {
       write_file_atomically(
           folder / "sequence_snapshot" /
               (std::string(policy) + "-" + std::to_string(tokens)),
-          fuzz::unsealed(cache.save()));
+          qfilters::fuzz::unsealed(cache.save()));
     }
     for (const bool calibrated : {true, false}) {
       QFiltersKVCache cache = qfilters::fuzz::small_cache(calibrated);
@@ -56,14 +56,15 @@ void write_snapshots(const fs::path& folder) {
           folder / "kv_cache_snapshot" /
               ((calibrated ? "calibrated-" : "fallback-") +
                std::to_string(tokens)),
-          fuzz::unsealed(cache.save()));
+          qfilters::fuzz::unsealed(cache.save()));
     }
   }
   fs::create_directories(folder / "snapshot");
-  Snapshot small;
+  qfilters::Snapshot small;
   small.put_text("name", "text");
   small.put("empty", {});
-  write_file_atomically(folder / "snapshot" / "small", fuzz::unsealed(small));
+  write_file_atomically(
+      folder / "snapshot" / "small", qfilters::fuzz::unsealed(small));
 }
 
 }  // namespace
