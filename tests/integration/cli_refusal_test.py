@@ -92,12 +92,12 @@ class UsageTest(CliTest):
             ("--chunk 0", "chunk"),
             ("--llama-flash-attn maybe", "'maybe' is neither on nor off"),
             ("--llama-cache-type q8_0 --policy llama", "flash attention"),
-            ("--chat", "one of --prompt"),
+            ("--chat", "--chat takes its messages from stdin"),
         ):
             command = "generate --model gone.gguf --prompt p " + words
             self.check_refusal(command, says=[says])
         self.check_refusal(
-            "generate --model gone.gguf", says=["one of --prompt"]
+            "generate --model gone.gguf", says=["give --prompt"]
         )
         for words, says in (
             ("perplexity --protocol one-shot", "one-shot comes later"),
