@@ -1,5 +1,4 @@
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -71,25 +70,7 @@ BENCHMARK(BM_Attend)
     ->Args({4096, 1, 8, 4, 128})
     ->Args({4096, 256, 3, 3, 64})
     ->Args({4096, 256, 8, 4, 128})
-    ->UseRealTime();
-
-// The same bytes, copied: what memory allows.
-void BM_Copy(benchmark::State& state) {
-  const auto bytes = static_cast<std::size_t>(state.range(0));
-  const std::vector<char> from(bytes, 1);
-  std::vector<char> to(bytes);
-  for (auto _ : state) {
-    std::memcpy(to.data(), from.data(), bytes);
-    benchmark::ClobberMemory();
-  }
-  state.SetBytesProcessed(state.iterations() * state.range(0));
-}
-
-BENCHMARK(BM_Copy)
-    ->ArgName("bytes")
-    ->Arg(4096 * 3 * 64 * 4)
-    ->Arg(4096 * 8 * 128 * 4)
-    ->Arg(8192 * 8 * 128 * 4)
+    ->Args({2048, 2048, 8, 4, 128})
     ->UseRealTime();
 
 }  // namespace
