@@ -27,4 +27,12 @@ struct Protection {
     std::size_t keep,
     const Protection& protection);
 
+/// The same into `kept`: allocates nothing once this thread has selected from
+/// as many rows and `kept` is large enough.
+void select_rows(
+    std::span<const float> scores,
+    std::size_t keep,
+    const Protection& protection,
+    std::vector<std::uint32_t>& kept);
+
 }  // namespace qfilters

@@ -149,7 +149,7 @@ class SequenceCache {
   [[nodiscard]] std::vector<float> score_stored(
       const Scorer& scorer, std::size_t layer, std::size_t group) const;
   void plan_group(GroupPlan& plan) const;
-  void reserve_groups(const std::vector<GroupPlan>& plans);
+  void reserve_groups();
   void apply_plan(const GroupPlan& plan) noexcept;
 
   Policy policy_;
@@ -157,6 +157,7 @@ class SequenceCache {
   RowPool pool_;
   std::vector<LayerShape> shapes_;
   std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<GroupPlan> plans_;  // of the last commit: their memory is kept
   std::size_t offset_ = 0;
   std::size_t open_tokens_ = 0;
   bool open_ = false;

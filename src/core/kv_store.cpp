@@ -20,6 +20,13 @@ constexpr std::size_t blocks_for(std::size_t rows) noexcept {
   return (rows + kBlockRows - 1) / kBlockRows;
 }
 
+// Room for `size` elements, twice as many as now or more: a sequence that
+// grows row by row allocates now and then only.
+template <typename T>
+void grow(std::vector<T>& to, std::size_t size) {
+  if (size > to.capacity()) to.reserve(std::max(size, 2 * to.capacity()));
+}
+
 }  // namespace
 
 KVStore::KVStore(RowPool& pool, const RowShape& shape)
@@ -70,9 +77,9 @@ void KVStore::reserve(std::size_t group, std::size_t rows) {
   Group& g = groups_[group];
   const std::size_t wanted = blocks_for(rows);
   const std::size_t before = g.blocks.size();
-  g.blocks.reserve(wanted);
-  g.positions.reserve(rows);
-  g.scores.reserve(rows);
+  grow(g.blocks, wanted);
+  grow(g.positions, rows);
+  grow(g.scores, rows);
   try {
     while (g.blocks.size() < wanted) {
       g.blocks.push_back(pool_->acquire(shape_.block_bytes()));

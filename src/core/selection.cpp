@@ -30,6 +30,16 @@ std::vector<std::uint32_t> select_rows(
     std::span<const float> scores,
     std::size_t keep,
     const Protection& protection) {
+  std::vector<std::uint32_t> kept;
+  select_rows(scores, keep, protection, kept);
+  return kept;
+}
+
+void select_rows(
+    std::span<const float> scores,
+    std::size_t keep,
+    const Protection& protection,
+    std::vector<std::uint32_t>& kept) {
   const std::size_t rows = scores.size();
   const std::size_t sinks = std::min(protection.sinks, rows);
   const std::size_t recent = std::min(protection.recent, rows - sinks);
@@ -40,36 +50,34 @@ std::vector<std::uint32_t> select_rows(
             " must be between sinks+recent=" + std::to_string(sinks + recent) +
             " and rows=" + std::to_string(rows));
   }
-  std::vector<std::uint32_t> kept;
-  kept.reserve(keep);
+  kept.resize(keep);
   if (keep == rows) {
-    kept.resize(rows);
     std::iota(kept.begin(), kept.end(), 0U);
-    return kept;
+    return;
   }
   const std::size_t chosen = keep - sinks - recent;
   const std::size_t end = rows - recent;
-  std::vector<std::uint64_t> keys;
-  keys.reserve(end - sinks);
+  thread_local std::vector<std::uint64_t> order;
+  order.resize(end - sinks);
   for (std::size_t i = sinks; i < end; ++i) {
-    keys.push_back(order_key(scores[i], i));
+    order[i - sinks] = order_key(scores[i], i);
   }
-  std::vector<std::uint64_t> order = keys;
-  const auto last = order.begin() + static_cast<std::ptrdiff_t>(chosen);
-  std::nth_element(order.begin(), last, order.end(), std::greater<>());
-  const std::uint64_t threshold = *last;  // the best row that goes
+  const auto best_to_go = order.begin() + static_cast<std::ptrdiff_t>(chosen);
+  std::nth_element(order.begin(), best_to_go, order.end(), std::greater<>());
+  const std::uint64_t threshold = *best_to_go;
 
-  for (std::size_t i = 0; i < sinks; ++i) {
-    kept.push_back(static_cast<std::uint32_t>(i));
-  }
+  std::iota(
+      kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(sinks), 0U);
+  std::size_t next = sinks;
   for (std::size_t i = sinks; i < end; ++i) {
-    if (keys[i - sinks] > threshold)
-      kept.push_back(static_cast<std::uint32_t>(i));
+    if (order_key(scores[i], i) > threshold) {
+      kept[next++] = static_cast<std::uint32_t>(i);
+    }
   }
-  for (std::size_t i = end; i < rows; ++i) {
-    kept.push_back(static_cast<std::uint32_t>(i));
-  }
-  return kept;
+  std::iota(
+      kept.begin() + static_cast<std::ptrdiff_t>(next),
+      kept.end(),
+      static_cast<std::uint32_t>(end));
 }
 
 }  // namespace qfilters

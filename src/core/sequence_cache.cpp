@@ -39,10 +39,10 @@ std::string describe(const TensorView& view) {
   return std::string(to_string(view.dtype)) + " " + shape_text(view);
 }
 
-std::vector<std::uint32_t> iota(std::size_t first, std::size_t last) {
-  std::vector<std::uint32_t> out(last - first);
+void fill_iota(
+    std::size_t first, std::size_t last, std::vector<std::uint32_t>& out) {
+  out.resize(last - first);
   std::iota(out.begin(), out.end(), static_cast<std::uint32_t>(first));
-  return out;
 }
 
 }  // namespace
@@ -72,6 +72,11 @@ SequenceCache::SequenceCache(
             shape.key_dim,
             shape.value_dim,
             options.dtype}));
+    for (std::size_t g = 0; g < options.batch * shape.kv_heads; ++g) {
+      plans_.emplace_back();
+      plans_.back().layer = layers_.size() - 1;
+      plans_.back().group = g;
+    }
   }
 }
 
@@ -222,6 +227,9 @@ void SequenceCache::plan_group(GroupPlan& plan) const {
   const std::size_t window = shapes_[plan.layer].window;
   const std::size_t stored = l.store.rows(plan.group);
   const std::size_t tokens = open_tokens_;
+  plan.drop_blocks = 0;
+  plan.evicted = 0;
+  plan.keep_stored = true;
   if (window != 0) {
     // Only whole blocks go, so that rows keep their place in the tiles. The
     // next query sees positions from `oldest` on.
@@ -235,24 +243,25 @@ void SequenceCache::plan_group(GroupPlan& plan) const {
     plan.drop_blocks =
         skip > 0 ? l.store.blocks(plan.group).size() : gone / kBlockRows;
     const std::size_t kept = skip > 0 ? 0 : stored - gone;
-    plan.incoming = iota(skip, tokens);
+    fill_iota(skip, tokens, plan.incoming);
     plan.rows_after = kept + plan.incoming.size();
     return;
   }
   plan.rows_after = policy_.rows_after_commit(stored + tokens);
   if (plan.rows_after == stored + tokens) {
-    plan.incoming = iota(0, tokens);
+    fill_iota(0, tokens, plan.incoming);
     return;
   }
-  std::vector<float> scores(stored + tokens);
+  thread_local std::vector<float> scores;
+  scores.resize(stored + tokens);
   const auto old = l.store.scores(plan.group);
   std::copy(old.begin(), old.end(), scores.begin());
   std::copy_n(
       l.scores.begin() + static_cast<std::ptrdiff_t>(plan.group * tokens),
       tokens,
       scores.begin() + static_cast<std::ptrdiff_t>(stored));
-  plan.stored =
-      select_rows(scores, plan.rows_after, policy_.options().protection);
+  select_rows(
+      scores, plan.rows_after, policy_.options().protection, plan.stored);
   const auto split = std::lower_bound(
       plan.stored.begin(),
       plan.stored.end(),
@@ -283,42 +292,35 @@ void SequenceCache::apply_plan(const GroupPlan& plan) noexcept {
 }
 
 void SequenceCache::commit() {
-  std::vector<GroupPlan> plans;
   for (std::size_t l = 0; l < layers_.size(); ++l) {
-    if (!open_ || !layers_[l]->appended) {
-      throw Error(
-          ErrorKind::kInvalidArgument,
-          !open_ ? "commit: no micro-batch is open"
-                 : "commit: layer " + std::to_string(l) + " has no new rows");
-    }
-    for (std::size_t g = 0; g < layers_[l]->store.shape().groups(); ++g) {
-      plans.emplace_back();
-      plans.back().layer = l;
-      plans.back().group = g;
-    }
+    if (open_ && layers_[l]->appended) continue;
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        !open_ ? "commit: no micro-batch is open"
+               : "commit: layer " + std::to_string(l) + " has no new rows");
   }
   // Everything that can fail comes first; from apply_plan on nothing does.
-  const auto count = static_cast<std::ptrdiff_t>(plans.size());
+  const auto count = static_cast<std::ptrdiff_t>(plans_.size());
   const int threads = options_.threads;
   std::exception_ptr failure;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     try {
-      plan_group(plans[static_cast<std::size_t>(i)]);
+      plan_group(plans_[static_cast<std::size_t>(i)]);
     } catch (...) {
 #pragma omp critical
       failure = std::current_exception();
     }
   }
   if (failure) std::rethrow_exception(failure);
-  reserve_groups(plans);
+  reserve_groups();
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (std::ptrdiff_t i = 0; i < count; ++i) {
-    apply_plan(plans[static_cast<std::size_t>(i)]);
+    apply_plan(plans_[static_cast<std::size_t>(i)]);
   }
 
   std::uint64_t evicted = 0;
-  for (const GroupPlan& plan : plans)
+  for (const GroupPlan& plan : plans_)
     evicted += plan.evicted;
   counters_.rows_evicted += evicted;
   counters_.evictions += evicted > 0 ? 1 : 0;
@@ -332,17 +334,17 @@ void SequenceCache::commit() {
   rollback();  // closes the micro-batch
 }
 
-void SequenceCache::reserve_groups(const std::vector<GroupPlan>& plans) {
+void SequenceCache::reserve_groups() {
   std::size_t done = 0;
   try {
-    for (; done < plans.size(); ++done) {
-      const GroupPlan& plan = plans[done];
+    for (; done < plans_.size(); ++done) {
+      const GroupPlan& plan = plans_[done];
       layers_[plan.layer]->store.reserve(
           plan.group, plan.rows_after + plan.drop_blocks * kBlockRows);
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {
-      layers_[plans[i].layer]->store.shrink(plans[i].group);
+      layers_[plans_[i].layer]->store.shrink(plans_[i].group);
     }
     throw;
   }

@@ -1,0 +1,171 @@
+// Decoding at the budget allocates nothing: this program counts what it does.
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "qfilters/attention.h"
+#include "qfilters/sequence_cache.h"
+
+#include "unit/sequence_fixture.h"
+
+namespace {
+
+std::atomic<std::size_t> g_allocations = 0;
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+  ++g_allocations;
+  void* const memory = std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  ++g_allocations;
+  const auto unit = static_cast<std::size_t>(alignment);
+  void* const memory =
+      std::aligned_alloc(unit, (size + unit - 1) / unit * unit);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+
+void operator delete(void* memory, std::size_t /*size*/) noexcept {
+  std::free(memory);
+}
+
+void operator delete(void* memory, std::align_val_t /*alignment*/) noexcept {
+  std::free(memory);
+}
+
+namespace qfilters {
+namespace {
+
+using test::budget;
+using test::HalfTensor;
+using test::Model;
+using test::qfilters_policy;
+using test::random_halves;
+
+// A global and a windowed layer; rows of one token that differ in each step.
+class Decoder {
+ public:
+  Decoder(const Model& model, const Policy& policy, int threads)
+      : model_(model), cache_(model.layers, policy, options(model, threads)) {
+    for (const LayerShape& shape : model.layers) {
+      keys_.push_back(random_halves(
+          keys_.size(),
+          DType::kFloat16,
+          model.options().batch,
+          shape.kv_heads,
+          kTokens,
+          shape.key_dim));
+      values_.push_back(random_halves(
+          keys_.size() + 100,
+          DType::kFloat16,
+          model.options().batch,
+          shape.kv_heads,
+          kTokens,
+          shape.value_dim));
+      const std::size_t heads = model.options().batch * shape.kv_heads;
+      queries_.emplace_back(heads * shape.key_dim, 0.1F);
+      outs_.emplace_back(heads * shape.value_dim);
+    }
+    threads_ = threads;
+  }
+
+  void step() {
+    cache_.begin(1);
+    for (std::size_t l = 0; l < model_.layers.size(); ++l) {
+      cache_.append(l, token(keys_[l]), token(values_[l]));
+      const LayerShape& shape = model_.layers[l];
+      const std::size_t batch = model_.options().batch;
+      AttentionOptions options;
+      options.window = shape.window;
+      options.threads = threads_;
+      attend(
+          TensorView::dense(
+              queries_[l].data(),
+              DType::kFloat32,
+              batch,
+              shape.kv_heads,
+              1,
+              shape.key_dim),
+          cache_.rows(l),
+          options,
+          OutputView::dense(
+              outs_[l].data(), batch, shape.kv_heads, 1, shape.value_dim));
+    }
+    cache_.commit();
+    next_ = (next_ + 1) % kTokens;
+  }
+
+  [[nodiscard]] const SequenceCache& cache() const { return cache_; }
+
+ private:
+  static constexpr std::size_t kTokens = 97;
+
+  static SequenceOptions options(const Model& model, int threads) {
+    SequenceOptions out = model.options();
+    out.dtype = DType::kFloat16;
+    out.threads = threads;
+    return out;
+  }
+
+  [[nodiscard]] TensorView token(const HalfTensor& rows) const {
+    TensorView view = rows.view();
+    view.data = view.row(0, 0, next_);
+    view.tokens = 1;
+    return view;
+  }
+
+  const Model& model_;
+  SequenceCache cache_;
+  std::vector<HalfTensor> keys_;
+  std::vector<HalfTensor> values_;
+  std::vector<std::vector<float>> queries_;
+  std::vector<std::vector<float>> outs_;
+  std::size_t next_ = 0;
+  int threads_ = 1;
+};
+
+TEST(SequenceCacheAllocationTest, DecodingAtTheBudgetAllocatesNothing) {
+  const Model model({{2, 24, 24, 0}, {1, 16, 8, 70}}, 2);
+  for (const std::size_t interval : {0U, 16U}) {
+    for (const int threads : {1, 2}) {
+      Decoder decoder(
+          model, qfilters_policy(model, budget(100, 4, 20, interval)), threads);
+      for (int i = 0; i < 400; ++i)
+        decoder.step();
+      const std::size_t before = g_allocations;
+      const auto evictions = decoder.cache().stats().evictions;
+      for (int i = 0; i < 400; ++i)
+        decoder.step();
+      EXPECT_EQ(g_allocations, before) << interval << " " << threads;
+      EXPECT_GE(decoder.cache().stats().evictions, evictions + 20);
+    }
+  }
+}
+
+// 2 groups of 1,000 rows in 16 blocks each, and what grows beside them.
+TEST(SequenceCacheAllocationTest, GrowingRowByRowAllocatesNowAndThen) {
+  const Model model({{1, 24, 24, 0}}, 2);
+  Decoder decoder(model, Policy::full(), 1);
+  const std::size_t before = g_allocations;
+  for (int i = 0; i < 1000; ++i)
+    decoder.step();
+  EXPECT_GT(g_allocations, before);
+  EXPECT_LT(g_allocations, before + 250);
+}
+
+}  // namespace
+}  // namespace qfilters
