@@ -57,20 +57,24 @@ void select_rows(
   }
   const std::size_t chosen = keep - sinks - recent;
   const std::size_t end = rows - recent;
-  thread_local std::vector<std::uint64_t> order;
-  order.resize(end - sinks);
-  for (std::size_t i = sinks; i < end; ++i) {
-    order[i - sinks] = order_key(scores[i], i);
+  // Keys in the order of rows, then the same again to be put in order.
+  thread_local std::vector<std::uint64_t> memory;
+  const std::size_t candidates = end - sinks;
+  memory.resize(2 * candidates);
+  std::uint64_t* const keys = memory.data();
+  std::uint64_t* const order = keys + candidates;
+  for (std::size_t i = 0; i < candidates; ++i) {
+    keys[i] = order_key(scores[sinks + i], sinks + i);
   }
-  const auto best_to_go = order.begin() + static_cast<std::ptrdiff_t>(chosen);
-  std::nth_element(order.begin(), best_to_go, order.end(), std::greater<>());
-  const std::uint64_t threshold = *best_to_go;
+  std::copy_n(keys, candidates, order);
+  std::nth_element(order, order + chosen, order + candidates, std::greater<>());
+  const std::uint64_t threshold = order[chosen];  // the best row that goes
 
   std::iota(
       kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(sinks), 0U);
   std::size_t next = sinks;
   for (std::size_t i = sinks; i < end; ++i) {
-    if (order_key(scores[i], i) > threshold) {
+    if (keys[i - sinks] > threshold) {
       kept[next++] = static_cast<std::uint32_t>(i);
     }
   }
