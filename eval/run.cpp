@@ -87,21 +87,36 @@ void check_spec(const RunSpec& spec) {
   }
 }
 
+namespace {
+
+std::size_t default_interval(std::size_t budget) {
+  return std::max(budget / 16 / kBlockRows, std::size_t{1}) * kBlockRows;
+}
+
+}  // namespace
+
 std::optional<Limits> limits_of(
     const RunSpec& spec,
     std::size_t tokens,
     std::span<const LayerShape> layers) {
   if (!is_bounded(spec.policy)) return std::nullopt;
+  const auto rows_beside = [&](std::size_t interval) {
+    return budget_rows(
+        spec.budget,
+        tokens,
+        layers,
+        interval,
+        llama::native_kv_bytes(layers, spec.chunk));
+  };
   Limits limits;
-  limits.budget = budget_rows(
-      spec.budget,
-      tokens,
-      layers,
-      spec.interval,
-      llama::native_kv_bytes(layers, spec.chunk));
+  limits.interval = spec.interval.value_or(kBlockRows);
+  limits.budget = rows_beside(limits.interval);
+  if (!spec.interval) {
+    limits.interval = default_interval(limits.budget);
+    limits.budget = rows_beside(limits.interval);
+  }
   limits.sinks = spec.sinks;
   limits.recent = spec.recent.value_or(default_recent(spec, limits.budget));
-  limits.interval = spec.interval;
   // Written so that huge values cannot wrap around.
   if (limits.sinks >= limits.budget ||
       limits.recent >= limits.budget - limits.sinks) {

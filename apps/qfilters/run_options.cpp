@@ -109,11 +109,13 @@ void add_run_options(
           options.recent,
           "Newest rows, never evicted [half of the budget; 0 for streaming]")
       ->check(whole_number());
-  add_count(
-      command,
-      "--interval",
-      options.interval,
-      "Evict once so many rows are held beyond the budget; 0: always");
+  command
+      .add_option(
+          "--interval",
+          options.interval,
+          "Evict once so many rows are held beyond the budget; 0: always [a "
+          "sixteenth of the budget in whole blocks of 64, at least 64]")
+      ->check(whole_number());
   add_count(
       command, "--seed", options.seed, "Seed of sampling and of policy random");
   command

@@ -27,7 +27,7 @@ struct RunOptions {
   std::vector<std::string> budgets{"1024"};
   std::size_t sinks = 4;
   std::optional<std::size_t> recent;
-  std::size_t interval = 64;
+  std::optional<std::size_t> interval;
   std::size_t chunk = 256;
   std::uint64_t seed = 0;
   int gpu_layers = 0;

@@ -49,6 +49,25 @@ TEST(RunTest, ProtectsHalfOfTheBudgetAsRecentByDefault) {
       (Limits{1024, 4, 0, 64}));
 }
 
+TEST(RunTest, EvictsASixteenthOfTheBudgetAtATimeByDefault) {
+  const auto limits = [](const std::string& budget) {
+    return limits_of(spec("streaming", budget), 100, kLayers).value();
+  };
+  EXPECT_EQ(limits("2047").interval, 64U);
+  EXPECT_EQ(limits("2048").interval, 128U);
+  EXPECT_EQ(limits("4096").interval, 256U);
+  // Memory bounds budget and interval together: 45 blocks of 64 rows and the
+  // cells of a step.
+  const std::size_t row_bytes = std::size_t{2} * 3 * (64 + 64) * 2;
+  const std::string memory =
+      std::to_string((45 * 64 + 256) * row_bytes / 1024) + "KiB";
+  EXPECT_EQ(limits(memory).budget, 45U * 64 - 128);
+  EXPECT_EQ(limits(memory).interval, 128U);
+  RunSpec chosen = spec("streaming", "4096");
+  chosen.interval = 0;
+  EXPECT_EQ(limits_of(chosen, 100, kLayers)->interval, 0U);
+}
+
 TEST(RunTest, LetsTheDefaultNeverBeTheReasonOfARefusal) {
   EXPECT_EQ(
       limits_of(spec("qfilters", "6"), 10, kLayers), (Limits{6, 4, 1, 64}));
