@@ -117,6 +117,11 @@ Snapshot Session::save() const {
 }
 
 void Session::check_model(const Snapshot& saved) const {
+  if (!saved.has(kModel)) {
+    throw Error(
+        ErrorKind::kMismatch,
+        "restore: the saved state is not that of a model's run");
+  }
   const std::string file = saved.text(kModel);
   if (file != model().file_fingerprint()) {
     throw Error(

@@ -130,7 +130,8 @@ ChatResult run_chat(
     if (answer.stop == Stop::kInterrupted) return result;
     if (answer.stop == Stop::kTrainedLength) return result;
   }
-  result.stop = InterruptGuard::signal() != 0 ? Stop::kInterrupted : Stop::kEnd;
+  result.stop =
+      InterruptGuard::signal() != 0 ? Stop::kInterrupted : Stop::kInputEnded;
   return result;
 }
 

@@ -45,7 +45,7 @@ class Conversation {
 };
 
 struct ChatResult {
-  Stop stop = Stop::kEnd;  ///< kEnd: the input ended
+  Stop stop = Stop::kInputEnded;
   std::size_t turns = 0;
   std::string text;  ///< all answers, a line break after each
 };

@@ -91,7 +91,7 @@ void add_convert_command(CLI::App& app, Action& action) {
       ->add_option(
           "--model-id",
           arguments->model_id,
-          "Name of the model, where a file of another tool has none")
+          "Record this name of the model instead of the file's own")
       ->type_name("TEXT");
   add_common_options(*command, arguments->common);
   command->callback(

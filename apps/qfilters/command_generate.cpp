@@ -338,8 +338,12 @@ void generate(const GenerateArguments& arguments) {
   Generation generation(*session, options);
   Conversation conversation(*model);
   if (loaded) {
-    generation.restore(*loaded, arguments.seed_given);
-    conversation.restore(*loaded);
+    try {
+      generation.restore(*loaded, arguments.seed_given);
+      conversation.restore(*loaded);
+    } catch (const Error& error) {
+      throw Error(error.kind(), arguments.load_state + ": " + error.what());
+    }
     loaded.reset();
   }
   if (!generation.has_room(count_tokens(prompts))) {

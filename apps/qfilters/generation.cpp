@@ -42,6 +42,8 @@ const char* to_string(Stop stop) noexcept {
       return "interrupted";
     case Stop::kTrainedLength:
       return "trained_length";
+    case Stop::kInputEnded:
+      return "input_ended";
   }
   return "";
 }

@@ -21,7 +21,7 @@ struct GenerationOptions {
 };
 
 /// Why an answer ended.
-enum class Stop { kLength, kEnd, kInterrupted, kTrainedLength };
+enum class Stop { kLength, kEnd, kInterrupted, kTrainedLength, kInputEnded };
 [[nodiscard]] const char* to_string(Stop stop) noexcept;
 
 struct Answer {

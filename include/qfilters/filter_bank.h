@@ -12,12 +12,12 @@ namespace qfilters {
 /// Where a FilterBank comes from: enough to refuse it for another model.
 /// Empty strings and zeros mean "unknown" (files of other tools).
 struct FilterMetadata {
-  std::string model_id;           ///< name for people
-  std::string model_fingerprint;  ///< see Model::fingerprint()
-  std::string query_site;         ///< "attention": after QK-norm and RoPE
-  std::string dataset;            ///< name of the calibration text
-  std::string text_hash;          ///< FNV-1a 64 of the text's bytes, hex
-  std::uint64_t n_samples = 0;    ///< query rows per head
+  std::string model_id = {};           ///< name for people
+  std::string model_fingerprint = {};  ///< of the model they were made on
+  std::string query_site = {};         ///< "attention": after QK-norm and RoPE
+  std::string dataset = {};            ///< name of the calibration text
+  std::string text_hash = {};          ///< FNV-1a 64 of the text's bytes, hex
+  std::uint64_t n_samples = 0;         ///< query rows per head
 
   friend bool operator==(const FilterMetadata&, const FilterMetadata&) =
       default;
@@ -26,7 +26,7 @@ struct FilterMetadata {
 /// What a caller knows of the model that filters must be made for.
 struct FilterExpectation {
   std::optional<std::string> model_id = {};  ///< "": none is recorded
-  /// See Model::fingerprint().
+  /// As calibration recorded it: FilterMetadata::model_fingerprint.
   std::optional<std::string> model_fingerprint = {};
 };
 

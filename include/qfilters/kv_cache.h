@@ -112,8 +112,10 @@ class QFiltersKVCache {
   /// before the first update.
   [[nodiscard]] RowsView stored();
 
-  /// Mask for `tokens` coming tokens over the stored rows and themselves.
-  /// `window` 0 means none. Settles first.
+  /// Mask for `tokens` coming tokens over the stored rows and themselves;
+  /// `window` 0 means none. kNone for one token without a window. Before the
+  /// first update kCausal, unless `return_array` or a window asks for an
+  /// array; after it always an array. Settles first.
   [[nodiscard]] AttentionMask make_mask(
       std::size_t tokens, bool return_array = false, std::size_t window = 0);
 

@@ -56,7 +56,8 @@ class RowsView {
   [[nodiscard]] std::int32_t position(
       std::size_t group, std::size_t row) const noexcept;
 
-  /// Copies one row as row-major 16-bit values of the store's dtype.
+  /// Copies one row as 16-bit values of the store's dtype: key_dim or
+  /// value_dim of shape().
   void read_key(
       std::size_t group, std::size_t row, std::uint16_t* out) const noexcept;
   void read_value(

@@ -22,6 +22,8 @@ namespace qfilters {
 /// 64 checksum of all before it, which finds accidents, not attacks.
 class Snapshot {
  public:
+  static constexpr std::size_t kMostParts = 16384;
+
   [[nodiscard]] bool has(std::string_view name) const {
     return parts_.find(name) != parts_.end();
   }
@@ -65,11 +67,12 @@ class Snapshot {
     return {chars.begin(), chars.end()};
   }
 
-  /// O(bytes).
+  /// Throws Error kInvalidArgument for more than kMostParts. O(bytes).
   [[nodiscard]] std::vector<std::byte> encode() const;
 
   /// Throws Error kFile for what is no snapshot, cut short or damaged, and
-  /// kUnsupported for another version. Allocates no more than the input.
+  /// kUnsupported for another version. Sizes are checked before anything is
+  /// allocated: memory stays within the input's size and 4 MiB.
   [[nodiscard]] static Snapshot decode(std::span<const std::byte> encoded);
 
   friend bool operator==(const Snapshot&, const Snapshot&) = default;

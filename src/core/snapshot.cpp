@@ -44,6 +44,12 @@ void Snapshot::check_size(
 }
 
 std::vector<std::byte> Snapshot::encode() const {
+  if (parts_.size() > kMostParts) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "snapshot: " + std::to_string(parts_.size()) + " parts exceed " +
+            std::to_string(kMostParts));
+  }
   ByteWriter out;
   out.put_array<char>(kMagic);
   out.put(kVersion);
@@ -61,7 +67,7 @@ Snapshot Snapshot::decode(std::span<const std::byte> encoded) {
   ByteReader in(encoded);
   if (encoded.size() < kMagic.size() ||
       std::memcmp(encoded.data(), kMagic.data(), kMagic.size()) != 0) {
-    throw Error(ErrorKind::kFile, "snapshot: this is none");
+    throw Error(ErrorKind::kFile, "snapshot: this is no snapshot");
   }
   static_cast<void>(in.get_array<char>(kMagic.size()));
   const auto version = in.get<std::uint32_t>();
@@ -80,6 +86,12 @@ Snapshot Snapshot::decode(std::span<const std::byte> encoded) {
   }
   Snapshot out;
   const auto count = in.get<std::uint64_t>();
+  if (count > kMostParts) {
+    throw Error(
+        ErrorKind::kFile,
+        "snapshot: " + std::to_string(count) + " parts exceed " +
+            std::to_string(kMostParts));
+  }
   for (std::uint64_t i = 0; i < count; ++i) {
     std::string name = in.get_text();
     const auto size = in.get<std::uint64_t>();

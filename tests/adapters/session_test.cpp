@@ -237,7 +237,7 @@ TEST(SessionStateTest, RefusesWhatIsNotItsOwnAndStaysAsItWas) {
   const auto bounded =
       make_engine_session(model, Policy::make("streaming", {}), options_of(64));
   EXPECT_EQ(refusal(bounded->save()).kind(), ErrorKind::kMismatch);
-  EXPECT_THAT(refusal(Snapshot()).what(), HasSubstr("no part 'model'"));
+  EXPECT_THAT(refusal(Snapshot()).what(), HasSubstr("not that of a model's run"));
 
   Snapshot saved = before;
   saved.put_values<Token>("tokens", std::span(tokens).first(39));

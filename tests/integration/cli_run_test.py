@@ -212,7 +212,7 @@ class ChatTest(CliTest):
         self.assertEqual(
             both["prompt_tokens"], 2 * first["prompt_tokens"] + 2 + cut_off
         )
-        self.assertEqual(both["stop"], "end")
+        self.assertEqual(both["stop"], "input_ended")
 
     def test_ends_an_answer_at_the_models_end_token(self):
         text, result = self.chat(

@@ -1,14 +1,16 @@
-// What the readers of filter files allocate, counted where C++ code does it.
+// What the readers of files allocate, counted where C++ code does it.
 // libzip and zlib call malloc and are left out: a directory that would make
 // them allocate much is refused before they see it (see npz_test.cpp).
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,8 +19,11 @@
 #include <malloc.h>
 #include <zip.h>
 
+#include "qfilters/atomic_file.h"
 #include "qfilters/error.h"
 #include "qfilters/filter_file.h"
+#include "qfilters/fingerprint.h"
+#include "qfilters/snapshot_file.h"
 
 #include "unit/filter_file_fixture.h"
 
@@ -87,7 +92,7 @@ std::vector<std::string> json_bombs() {
       '"' + std::string(32'000, 'x') + '"'};
 }
 
-class FilterFileMemoryTest : public FilterFileTest {
+class FileMemoryTest : public FilterFileTest {
  protected:
   // Loads a file, or is refused, within the bound; true when it loads.
   static bool loads(const fs::path& path) {
@@ -101,6 +106,20 @@ class FilterFileMemoryTest : public FilterFileTest {
     }
     const std::size_t used = g_peak - before;
     EXPECT_LE(used, kGrowth * fs::file_size(path) + kAlwaysAllowed);
+    return loaded;
+  }
+
+  // The same for a snapshot.
+  static bool loads_snapshot(const fs::path& path) {
+    const std::size_t before = g_live;
+    g_peak = g_live;
+    bool loaded = true;
+    try {
+      static_cast<void>(load_snapshot(path));
+    } catch (const Error&) {
+      loaded = false;
+    }
+    EXPECT_LE(g_peak - before, kGrowth * fs::file_size(path) + kAlwaysAllowed);
     return loaded;
   }
 
@@ -132,7 +151,7 @@ class FilterFileMemoryTest : public FilterFileTest {
 constexpr std::size_t kMany = std::size_t{1} << 22;
 constexpr const char* kManyShape = "(64, 65536)";
 
-TEST_F(FilterFileMemoryTest, StaysBoundedForLargeFiles) {
+TEST_F(FileMemoryTest, StaysBoundedForLargeFiles) {
   const FilterBank bank(
       std::vector<LayerFilters>(16, {64, 4096, ones<float>(kMany / 16)}), {});
   for (const char* name : {"f.npz", "f.safetensors", "f.gguf"}) {
@@ -142,7 +161,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForLargeFiles) {
   }
 }
 
-TEST_F(FilterFileMemoryTest, StaysBoundedForEveryNumberTypeOfNpz) {
+TEST_F(FileMemoryTest, StaysBoundedForEveryNumberTypeOfNpz) {
   for (const std::string& member :
        {npy_of("|i1", kManyShape, std::string(kMany, '\1')),
         npy_of("<f2", kManyShape, bytes_of_all(ones<std::uint16_t>(kMany))),
@@ -153,7 +172,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForEveryNumberTypeOfNpz) {
   }
 }
 
-TEST_F(FilterFileMemoryTest, StaysBoundedForManySmallLayers) {
+TEST_F(FileMemoryTest, StaysBoundedForManySmallLayers) {
   const FilterBank bank(
       std::vector<LayerFilters>(4096, {1, 1, ones<float>(1)}), {});
   for (const char* name : {"f.safetensors", "f.gguf"}) {
@@ -171,7 +190,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForManySmallLayers) {
   EXPECT_TRUE(loads("f.gguf", gguf_of(gguf_fields(), tensors, data)));
 }
 
-TEST_F(FilterFileMemoryTest, StaysBoundedForWhatInflates) {
+TEST_F(FileMemoryTest, StaysBoundedForWhatInflates) {
   const Member meta{"__meta__.npy", meta_npy(kOneLayer)};
   const std::string zeros(kMany * 2, '\0');
   EXPECT_FALSE(loads(write_deflated(
@@ -189,7 +208,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForWhatInflates) {
   EXPECT_FALSE(loads(write_deflated(members)));
 }
 
-TEST_F(FilterFileMemoryTest, StaysBoundedForHostileJson) {
+TEST_F(FileMemoryTest, StaysBoundedForHostileJson) {
   for (const std::string& json : json_bombs()) {
     SCOPED_TRACE(json.substr(0, 40));
     const std::string inside = R"({"version":1,"n_layers":1,"x":)" + json + "}";
@@ -202,7 +221,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForHostileJson) {
   }
 }
 
-TEST_F(FilterFileMemoryTest, StaysBoundedForHostileGguf) {
+TEST_F(FileMemoryTest, StaysBoundedForHostileGguf) {
   std::vector<std::string> fields(200'000, gguf_string("k", ""));
   EXPECT_TRUE(loads("f.gguf", gguf_with(fields)));
   fields.assign(64, gguf_string(std::string(65'535, 'k'), "x"));
@@ -225,7 +244,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForHostileGguf) {
 
 // Every field of a small file, in turn, becomes a huge number: a size, a count
 // or an offset among them.
-TEST_F(FilterFileMemoryTest, StaysBoundedWhereverANumberIsHuge) {
+TEST_F(FileMemoryTest, StaysBoundedWhereverANumberIsHuge) {
   for (const std::string name : {"f.npz", "f.safetensors", "f.gguf"}) {
     save_filters(some_filters(), folder_ / name);
     const std::string good = read(folder_ / name);
@@ -243,7 +262,7 @@ TEST_F(FilterFileMemoryTest, StaysBoundedWhereverANumberIsHuge) {
   }
 }
 
-TEST_F(FilterFileMemoryTest, StaysBoundedForNoise) {
+TEST_F(FileMemoryTest, StaysBoundedForNoise) {
   for (const std::string name : {"f.npz", "f.safetensors", "f.gguf"}) {
     SCOPED_TRACE(name);
     std::string noise(100'000, '\0');
@@ -255,6 +274,49 @@ TEST_F(FilterFileMemoryTest, StaysBoundedForNoise) {
     EXPECT_FALSE(loads(name, noise));
     EXPECT_FALSE(loads(name, std::string(100'000, '\xFF')));
     EXPECT_FALSE(loads(name, std::string(100'000, '\0')));
+  }
+}
+
+TEST_F(FileMemoryTest, StaysBoundedForSnapshots) {
+  const fs::path path = folder_ / "state";
+  Snapshot large;
+  large.put("rows", std::vector<std::byte>(64U << 20));
+  save_snapshot(large, path);
+  EXPECT_TRUE(loads_snapshot(path));
+  Snapshot many;
+  for (std::size_t i = 0; i < Snapshot::kMostParts; ++i) {
+    many.put(std::to_string(i), {});
+  }
+  save_snapshot(many, path);
+  EXPECT_TRUE(loads_snapshot(path));
+  many.put("one more", {});
+  EXPECT_THROW(save_snapshot(many, path), Error);
+  EXPECT_TRUE(loads_snapshot(path)) << "as it was";
+}
+
+// The number of parts is not believed, nor are there too many of them.
+TEST_F(FileMemoryTest, StaysBoundedForHostileSnapshots) {
+  constexpr std::size_t kCountAt = 12;  // after magic and version
+  Snapshot some;
+  for (std::size_t i = 0; i < Snapshot::kMostParts; ++i) {
+    some.put(std::to_string(i), {});
+  }
+  auto bytes = some.encode();
+  bytes.resize(bytes.size() - sizeof(std::uint64_t));
+  for (int i = 0; i < 1'000'000; ++i) {  // parts "" that replace each other
+    bytes.resize(bytes.size() + 2 * sizeof(std::uint64_t));
+  }
+  for (const std::uint64_t count :
+       {std::uint64_t{Snapshot::kMostParts} + 1'000'000, ~std::uint64_t{0}}) {
+    std::memcpy(bytes.data() + kCountAt, &count, sizeof(count));
+    Fingerprint sum;
+    sum.add(bytes);
+    const std::uint64_t checksum = sum.value();
+    auto sealed = bytes;
+    const auto end = std::as_bytes(std::span(&checksum, 1));
+    sealed.insert(sealed.end(), end.begin(), end.end());
+    write_file_atomically(folder_ / "hostile", sealed);
+    EXPECT_FALSE(loads_snapshot(folder_ / "hostile"));
   }
 }
 
