@@ -110,7 +110,8 @@ ChatResult run_chat(
     Generation& generation,
     Conversation& conversation,
     const Generation::Write& write,
-    const Generation::Progress& progress) {
+    const Generation::Progress& progress,
+    const std::function<void()>& turn_done) {
   ChatResult result;
   while (std::optional<std::string> message = read_line()) {
     if (message->empty()) continue;
@@ -121,12 +122,15 @@ ChatResult run_chat(
       return result;
     }
     ++result.turns;
-    if (!generation.feed(tokens, progress)) break;
+    if (!generation.feed(tokens, progress)) {
+      result.cut = true;
+      break;
+    }
     Answer answer = generation.answer(write);
     write("\n");
-    result.text += answer.text + "\n";
     result.stop = answer.stop;
     conversation.add_answer(std::move(answer.text));
+    turn_done();
     if (answer.stop == Stop::kInterrupted) return result;
     if (answer.stop == Stop::kTrainedLength) return result;
   }

@@ -46,16 +46,18 @@ class Conversation {
 
 struct ChatResult {
   Stop stop = Stop::kInputEnded;
+  bool cut = false;  ///< interrupted before the last message was answered
   std::size_t turns = 0;
-  std::string text;  ///< all answers, a line break after each
 };
 
 /// Reads a message per line from stdin until it ends and answers each. Empty
-/// lines are skipped. `write` gets the answers; `progress` follows prefills.
+/// lines are skipped. `write` gets the answers, a line break after each;
+/// `progress` follows prefills; `turn_done` is called after each answer.
 [[nodiscard]] ChatResult run_chat(
     Generation& generation,
     Conversation& conversation,
     const Generation::Write& write,
-    const Generation::Progress& progress);
+    const Generation::Progress& progress,
+    const std::function<void()>& turn_done);
 
 }  // namespace qfilters::cli

@@ -243,25 +243,28 @@ class NoPipeSignal {
   struct sigaction old_ {};
 };
 
-/// Steps of all children in turn until each has ended.
-void take_turns(const std::vector<std::unique_ptr<Child>>& children) {
+/// Steps of all children in turn until each has ended; their results.
+std::vector<Json> take_turns(
+    const std::vector<std::unique_ptr<Child>>& children) {
   const NoPipeSignal guard;
   ProgressBar bar("all in turn");
-  std::vector<bool> ended(children.size(), false);
-  while (std::ranges::find(ended, false) != ended.end()) {
+  std::vector<Json> results(children.size());
+  for (std::size_t running = children.size(); running > 0;) {
     for (std::size_t i = 0; i < children.size(); ++i) {
-      if (ended[i]) continue;
+      if (!results[i].is_null()) continue;
       const std::optional<std::string> report = children[i]->step();
       std::size_t done = 0;
       std::size_t total = 0;
       if (!report) {
-        ended[i] = true;
+        results[i] = children[i]->result();
+        --running;
       } else if (std::sscanf(report->c_str(), "%zu %zu", &done, &total) == 2) {
         bar.update(done, total);
       }
       children[i]->check_interrupt();
     }
   }
+  return results;
 }
 
 }  // namespace
@@ -282,11 +285,7 @@ std::vector<Json> run_children(
         std::make_unique<Child>(command, candidate, json, in_turns));
     if (!in_turns) results.push_back(children.back()->result());
   }
-  if (!in_turns) return results;
-  take_turns(children);
-  for (const auto& child : children)
-    results.push_back(child->result());
-  return results;
+  return in_turns ? take_turns(children) : results;
 }
 
 namespace {

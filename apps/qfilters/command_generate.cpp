@@ -24,6 +24,7 @@
 #include "interrupt.h"
 #include "output.h"
 #include "run_options.h"
+#include "state_file.h"
 #include "utf8_stream.h"
 
 namespace qfilters::cli {
@@ -145,18 +146,31 @@ class Stdout {
 
   void finish() { put(utf8_.finish()); }
 
+  /// A line break, whatever is held back.
+  void end_line() { put("\n"); }
+
+  /// What was written so far.
+  [[nodiscard]] const std::string& text() const noexcept { return text_; }
+
+  /// The start of a character that is not written yet.
+  [[nodiscard]] const std::string& held() const noexcept {
+    return utf8_.held();
+  }
+
  private:
-  static void put(const std::string& text) {
+  void put(const std::string& text) {
+    text_ += text;
     std::fwrite(text.data(), 1, text.size(), stdout);
     flush_stdout();
   }
 
   Utf8Stream utf8_;
+  std::string text_;
 };
 
 struct Outcome {
   Stop stop = Stop::kLength;
-  std::string text;
+  bool cut = false;  // interrupted before all of the input was in
   std::size_t turns = 1;
 };
 
@@ -172,20 +186,20 @@ Outcome run_prompts(
         [&](std::size_t done, std::size_t total) { bar.update(done, total); });
     if (fed) continue;
     outcome.stop = Stop::kInterrupted;
+    outcome.cut = !generation.can_save() || &prompt != &prompts.back();
     return outcome;
   }
-  Answer answer = generation.answer(write);
-  outcome.stop = answer.stop;
-  outcome.text = std::move(answer.text);
+  outcome.stop = generation.answer(write).stop;
   return outcome;
 }
 
 Outcome run_turns(
     Generation& generation,
     Conversation& conversation,
-    const Generation::Write& write) {
+    const Generation::Write& write,
+    const std::function<void()>& turn_done) {
   ProgressBar bar("prefill");
-  ChatResult chat = run_chat(
+  const ChatResult chat = run_chat(
       generation,
       conversation,
       write,
@@ -195,8 +209,9 @@ Outcome run_turns(
         } else {
           bar.clear();
         }
-      });
-  return {chat.stop, std::move(chat.text), chat.turns};
+      },
+      turn_done);
+  return {chat.stop, chat.cut, chat.turns};
 }
 
 /// Tokens of the sequence that came from a state file.
@@ -209,7 +224,8 @@ std::size_t loaded_tokens(
 Json to_json(
     const eval::RunRecord& record,
     const Generation& generation,
-    const Outcome& outcome) {
+    const Outcome& outcome,
+    const std::string& text) {
   Json json = eval::to_json(record);
   json["loaded_tokens"] = loaded_tokens(record, generation);
   json["prompt_tokens"] = generation.fed_tokens();
@@ -218,7 +234,7 @@ Json to_json(
   json["stop"] = to_string(outcome.stop);
   const std::optional<double> first = generation.first_token_seconds();
   json["seconds"]["first_token"] = first ? Json(*first) : Json(nullptr);
-  json["text"] = outcome.text;
+  json["text"] = text;
   return json;
 }
 
@@ -292,21 +308,34 @@ std::size_t sequence_tokens(
   return count_tokens(prompts) + arguments.generation.tokens;
 }
 
-/// The state file, if one is wanted: the generation, and the chat in it.
-void save_state(
-    const GenerateArguments& arguments,
+/// What was loaded may be at the end of the trained length; then nothing more
+/// comes, which is no error.
+void check_room(
     const Generation& generation,
-    const Conversation& conversation) {
-  if (arguments.save_state.empty()) return;
-  if (!generation.can_save()) {
-    warn(
-        "no state saved to " + arguments.save_state +
-        ": nothing was fed, or not all of it");
-    return;
+    const Prompts& prompts,
+    const llama::Session& session) {
+  const std::size_t tokens = count_tokens(prompts);
+  if (tokens == 0 || generation.has_room(tokens)) return;
+  refuse(
+      "the prompt's " + std::to_string(tokens) + " tokens, after " +
+      std::to_string(session.tokens().size()) +
+      ", exceed the trained length of " +
+      std::to_string(session.model().trained_length()));
+}
+
+/// A run that was to leave a state and did not has failed.
+void check_state_kept(const StateFile& state, const Outcome& outcome) {
+  if (!state.wanted()) return;
+  if (!state.written()) {
+    throw Error(
+        ErrorKind::kRuntime,
+        outcome.cut
+            ? "generate: no state saved: interrupted before the prompt was in"
+            : "generate: no state saved: there was no input");
   }
-  Snapshot snapshot = generation.save();
-  conversation.save(snapshot);
-  save_snapshot(snapshot, arguments.save_state);
+  if (outcome.cut) {
+    warn("the saved state ends before the last message, which has no answer");
+  }
 }
 
 void generate(const GenerateArguments& arguments) {
@@ -337,32 +366,32 @@ void generate(const GenerateArguments& arguments) {
 
   Generation generation(*session, options);
   Conversation conversation(*model);
+  Stdout out;
   if (loaded) {
     try {
-      generation.restore(*loaded, arguments.seed_given);
-      conversation.restore(*loaded);
+      const std::string unfinished = restore_state(
+          *loaded, arguments.seed_given, generation, conversation);
+      if (prompts.empty() && !arguments.chat) out.write(unfinished);
     } catch (const Error& error) {
       throw Error(error.kind(), arguments.load_state + ": " + error.what());
     }
     loaded.reset();
   }
-  if (!generation.has_room(count_tokens(prompts))) {
-    refuse(
-        "the prompt's " + std::to_string(count_tokens(prompts)) +
-        " tokens, after " + std::to_string(session->tokens().size()) +
-        ", exceed the trained length of " +
-        std::to_string(model->trained_length()));
-  }
+  check_room(generation, prompts, *session);
 
   const InterruptGuard guard(InterruptGuard::Mode::kOnce);
-  Stdout out;
+  StateFile state(arguments.save_state, generation, conversation);
   const auto write = [&](std::string_view piece) { out.write(piece); };
-  const Outcome outcome = arguments.chat
-                              ? run_turns(generation, conversation, write)
-                              : run_prompts(generation, prompts, write);
-  out.finish();
-  if (!arguments.chat && !outcome.text.empty()) out.write("\n");
-  save_state(arguments, generation, conversation);
+  const Outcome outcome =
+      arguments.chat
+          ? run_turns(generation, conversation, write, [&] { state.write(); })
+          : run_prompts(generation, prompts, write);
+  const bool keeps = !outcome.cut && !state.written() && generation.can_save();
+  if (keeps) state.write(out.held());
+  // A character that goes on in the saved state is not broken off here.
+  if (!state.written() || arguments.chat) out.finish();
+  const std::string text = out.text();
+  if (!arguments.chat && !text.empty()) out.end_line();
 
   eval::RunRecord record = eval::start_record(spec, limits, *model);
   record.stats = session->stats();
@@ -370,8 +399,10 @@ void generate(const GenerateArguments& arguments) {
   record.decode_tokens = generation.decoded_tokens();
   record.prefill_seconds = generation.feed_seconds();
   record.decode_seconds = generation.decode_seconds();
-  write_json(arguments.run.common.json, to_json(record, generation, outcome));
+  write_json(
+      arguments.run.common.json, to_json(record, generation, outcome, text));
   print_summary(record, generation, outcome);
+  check_state_kept(state, outcome);
 }
 
 void add_prompt_options(CLI::App& command, GenerateArguments& arguments) {
@@ -415,19 +446,25 @@ void add_sampling_options(CLI::App& command, GenerationOptions& options) {
 }
 
 void add_state_options(CLI::App& command, GenerateArguments& arguments) {
+  const auto a_name = [](const std::string& path) {
+    return path.empty() ? "no file is named" : "";
+  };
   command
       .add_option(
           "--save-state",
           arguments.save_state,
-          "Write the whole state at the end: cache, tokens, sampler")
-      ->type_name("FILE");
+          "Write the whole state at the end: cache, tokens, sampler; in a chat "
+          "after each answer")
+      ->type_name("FILE")
+      ->check(a_name);
   command
       .add_option(
           "--load-state",
           arguments.load_state,
-          "Start from a saved state; model, filters, policy and budget must be "
-          "its own")
-      ->type_name("FILE");
+          "Start from a saved state; model, filters, policy and limits must be "
+          "its own, sampling options are given again")
+      ->type_name("FILE")
+      ->check(a_name);
 }
 
 }  // namespace

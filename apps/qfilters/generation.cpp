@@ -1,5 +1,9 @@
 #include "generation.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 #include <fmt/core.h>
@@ -16,7 +20,9 @@ namespace {
 
 // Parts of a saved generation, beside those of its session.
 constexpr const char* kSampler = "sampler";
+constexpr const char* kSeed = "seed";
 constexpr const char* kPending = "pending";
+constexpr const char* kEnded = "ended";
 constexpr const char* kLogits = "logits";
 
 std::vector<llama::Token> banned_tokens(
@@ -76,6 +82,7 @@ bool Generation::feed(
   tokens.insert(tokens.end(), added.begin(), added.end());
   saved_logits_.clear();
   can_answer_ = false;
+  ended_ = false;
   std::size_t done = 0;
   eval::timed(feed_seconds_, [&] {
     done = session_.prefill(tokens, [&](std::size_t so_far) {
@@ -108,6 +115,14 @@ llama::Token Generation::next() {
 
 Answer Generation::answer(const Write& write) {
   Answer answer;
+  if (ended_ && !options_.ignore_end) {
+    answer.stop = Stop::kEnd;
+    return answer;
+  }
+  if (!has_room(0)) {
+    answer.stop = Stop::kTrainedLength;
+    return answer;
+  }
   std::size_t count = 0;
   while (count < options_.tokens) {
     llama::Token token = 0;
@@ -117,6 +132,7 @@ Answer Generation::answer(const Write& write) {
     if (!first_token_seconds_) first_token_seconds_ = feed_seconds_;
     if (!options_.ignore_end && session_.model().is_end(token)) {
       answer.stop = Stop::kEnd;
+      ended_ = true;
       return answer;
     }
     const std::string piece = session_.model().piece(token);
@@ -143,29 +159,44 @@ Snapshot Generation::save() const {
   }
   Snapshot out = session_.save();
   out.put_text(kSampler, sampler_.state());
+  out.put_values<std::uint64_t>(kSeed, std::span(&options_.sampling.seed, 1));
+  out.put_values<std::uint8_t>(
+      kEnded,
+      std::vector<std::uint8_t>{ended_ ? std::uint8_t{1} : std::uint8_t{0}});
   out.put_values<llama::Token>(kPending, pending_);
   if (pending_.empty()) out.put_values<float>(kLogits, next_logits());
   return out;
 }
 
-void Generation::restore(const Snapshot& saved, bool new_seed) {
+void Generation::restore(const Snapshot& saved, bool seed_given) {
   session_.check_model(saved);
   const auto vocabulary = session_.model().vocabulary();
   auto pending = saved.values<llama::Token>(kPending);
   std::vector<float> logits;
   if (pending.empty()) logits = saved.values<float>(kLogits);
+  const auto seed = saved.values<std::uint64_t>(kSeed);
+  const auto ended = saved.values<std::uint8_t>(kEnded);
+  const auto no_logit = [](float logit) {
+    return std::isnan(logit) || logit == std::numeric_limits<float>::infinity();
+  };
   const bool sound =
-      pending.empty()
-          ? logits.size() == vocabulary
-          : pending.size() == 1 && pending.front() >= 0 &&
-                static_cast<std::size_t>(pending.front()) < vocabulary;
+      seed.size() == 1 && ended.size() == 1 && ended[0] <= 1 &&
+      std::ranges::none_of(logits, no_logit) &&
+      (pending.empty()
+           ? logits.size() == vocabulary
+           : pending.size() == 1 && pending.front() >= 0 &&
+                 static_cast<std::size_t>(pending.front()) < vocabulary);
   if (!sound) {
     throw Error(
         ErrorKind::kFile, "restore: the saved generation makes no sense");
   }
   Sampler sampler = sampler_;
-  if (!new_seed) sampler.restore(saved.text(kSampler));
+  if (!seed_given || seed[0] == options_.sampling.seed) {
+    sampler.restore(saved.text(kSampler));
+  }
   session_.restore(saved);
+  if (!seed_given) options_.sampling.seed = seed[0];
+  ended_ = ended[0] != 0;
   sampler_ = std::move(sampler);
   pending_ = std::move(pending);
   saved_logits_ = std::move(logits);

@@ -64,9 +64,9 @@ class Generation {
   [[nodiscard]] Snapshot save() const;
 
   /// Goes on where save() was called: the same tokens come as without it.
-  /// `new_seed`: the sampler starts anew from this one's own seed. Throws as
-  /// Session::restore(); nothing changes then.
-  void restore(const Snapshot& saved, bool new_seed);
+  /// `seed_given`: with another seed than the saved one the sampler starts
+  /// anew from its own. Throws as Session::restore(); nothing changes then.
+  void restore(const Snapshot& saved, bool seed_given);
 
   [[nodiscard]] std::size_t fed_tokens() const noexcept { return fed_; }
 
@@ -99,6 +99,7 @@ class Generation {
   std::vector<llama::Token> pending_;  // none or one
   std::vector<float> saved_logits_;    // restored, until the next step
   bool can_answer_ = false;
+  bool ended_ = false;         // the last answer ended by itself
   std::size_t last_ = 0;       // index of the last step's last token
   std::size_t fed_ = 0;        // tokens that feed() put into the cache
   std::size_t decoded_ = 0;    // tokens that answer() put into the cache

@@ -79,6 +79,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return fail(kBadInput, reason(app, error) + " (see --help)");
   }
+  choose_isa();
   action();
   qfilters::cli::flush_stdout();
   return 0;
@@ -99,7 +100,6 @@ void on_llama_abort(std::string_view reason, bool loading) {
 int main(int argc, char** argv) {
   qfilters::llama::set_abort_handler(on_llama_abort);
   try {
-    choose_isa();
     return run(argc, argv);
   } catch (const qfilters::cli::ChildFailed& failed) {
     return failed.code();  // the child has said why

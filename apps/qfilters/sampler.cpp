@@ -34,7 +34,9 @@ void Sampler::restore(const std::string& state) {
   text.imbue(std::locale::classic());
   std::mt19937_64 random;
   text >> random;
-  if (!text || !(text >> std::ws).eof()) {
+  Sampler next = *this;
+  next.random_ = random;
+  if (!text || next.state() != state) {
     throw Error(ErrorKind::kFile, "sampler: the saved state makes no sense");
   }
   random_ = random;

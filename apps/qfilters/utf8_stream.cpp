@@ -29,9 +29,13 @@ std::size_t incomplete_tail(std::string_view text) {
 }  // namespace
 
 std::string Utf8Stream::push(std::string_view bytes) {
+  std::string out;
+  const bool goes_on =
+      !bytes.empty() && (static_cast<unsigned char>(bytes[0]) & 0xC0U) == 0x80U;
+  if (!bytes.empty() && !goes_on) out = finish();
   held_ += bytes;
   const std::size_t whole = held_.size() - incomplete_tail(held_);
-  std::string out = held_.substr(0, whole);
+  out += held_.substr(0, whole);
   held_.erase(0, whole);
   return out;
 }

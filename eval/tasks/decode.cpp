@@ -1,6 +1,8 @@
 #include "eval/tasks/decode.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "qfilters/error.h"
@@ -21,8 +23,13 @@ void check_decode_options(const DecodeOptions& options) {
   if (options.contexts.empty() || options.tokens == 0) {
     refuse("there must be a context, and a token to decode at it");
   }
+  // Positions are 32-bit integers.
+  constexpr std::size_t kMost = std::numeric_limits<std::int32_t>::max() / 2;
   std::size_t end = 0;
   for (const std::size_t context : options.contexts) {
+    if (context > kMost || options.tokens > kMost) {
+      refuse("contexts and tokens must be at most " + std::to_string(kMost));
+    }
     if (context <= end) {
       refuse(
           "context " + std::to_string(context) + " is not beyond the " +

@@ -23,6 +23,7 @@ namespace qfilters {
 class Snapshot {
  public:
   static constexpr std::size_t kMostParts = 16384;
+  static constexpr std::string_view kMagic = "QFSNAP\r\n";
 
   [[nodiscard]] bool has(std::string_view name) const {
     return parts_.find(name) != parts_.end();
@@ -74,6 +75,9 @@ class Snapshot {
   /// kUnsupported for another version. Sizes are checked before anything is
   /// allocated: memory stays within the input's size and 4 MiB.
   [[nodiscard]] static Snapshot decode(std::span<const std::byte> encoded);
+
+  /// Whether bytes begin as an encoded snapshot does.
+  [[nodiscard]] static bool begins(std::span<const std::byte> bytes) noexcept;
 
   friend bool operator==(const Snapshot&, const Snapshot&) = default;
 

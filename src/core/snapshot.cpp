@@ -13,7 +13,6 @@
 namespace qfilters {
 namespace {
 
-constexpr std::string_view kMagic = "QFSNAP\r\n";
 constexpr std::uint32_t kVersion = 1;
 
 std::uint64_t checksum(std::span<const std::byte> bytes) {
@@ -43,6 +42,11 @@ void Snapshot::check_size(
           " bytes does not hold values of " + std::to_string(each));
 }
 
+bool Snapshot::begins(std::span<const std::byte> bytes) noexcept {
+  return bytes.size() >= kMagic.size() &&
+         std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
+}
+
 std::vector<std::byte> Snapshot::encode() const {
   if (parts_.size() > kMostParts) {
     throw Error(
@@ -65,8 +69,7 @@ std::vector<std::byte> Snapshot::encode() const {
 
 Snapshot Snapshot::decode(std::span<const std::byte> encoded) {
   ByteReader in(encoded);
-  if (encoded.size() < kMagic.size() ||
-      std::memcmp(encoded.data(), kMagic.data(), kMagic.size()) != 0) {
+  if (!begins(encoded)) {
     throw Error(ErrorKind::kFile, "snapshot: this is no snapshot");
   }
   static_cast<void>(in.get_array<char>(kMagic.size()));

@@ -1,5 +1,6 @@
 #include "qfilters/snapshot_file.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <fstream>
 #include <string>
@@ -16,7 +17,14 @@ namespace fs = std::filesystem;
 
 std::vector<std::byte> read_file(const fs::path& path, std::size_t size) {
   std::ifstream file(path, std::ios::binary);
-  std::vector<std::byte> bytes(size);
+  // What is no snapshot is not read as a whole, however large it is.
+  std::vector<std::byte> bytes(std::min(size, Snapshot::kMagic.size()));
+  file.read(
+      reinterpret_cast<char*>(bytes.data()),
+      static_cast<std::streamsize>(bytes.size()));
+  if (!file || !Snapshot::begins(bytes)) return bytes;
+  file.seekg(0);
+  bytes.resize(size);
   file.read(
       reinterpret_cast<char*>(bytes.data()),
       static_cast<std::streamsize>(bytes.size()));

@@ -3,7 +3,9 @@
 QFILTERS=build/release/bin/qfilters python3 cli_state_test.py
 """
 
+import os
 import signal
+import subprocess
 import sys
 
 import cli_case
@@ -95,6 +97,53 @@ class StateTest(CliTest):
             )
             more, _ = self.bounded(words + " 12", "--load-state", self.state)
             self.assertEqual(text[:-1] + more, straight, policy)
+
+    def test_the_random_policy_goes_on_with_its_seed(self):
+        words = "--policy random --seed 9 -n"
+        straight, _ = self.bounded(words + " 20", "--prompt", PROMPT)
+        text, _ = self.bounded(
+            words + " 8", "--prompt", PROMPT, "--save-state", self.state
+        )
+        more, _ = self.bounded(words + " 12", "--load-state", self.state)
+        self.assertEqual(text[:-1] + more, straight)
+
+    def test_a_character_that_was_cut_is_finished(self):
+        words = "--policy full --temp 0 --ignore-eos"
+        prompt = "🎉🎊🎁🎂🎃🎄🎅🎆🎇 日本語のテキスト: "
+        straight, _ = self.generate(words + " -n 12", "--prompt", prompt)
+        for cut in range(1, 6):
+            text, _ = self.generate(
+                f"{words} -n {cut}",
+                "--prompt",
+                prompt,
+                "--save-state",
+                self.state,
+            )
+            more, _ = self.generate(
+                f"{words} -n {12 - cut}", "--load-state", self.state
+            )
+            joined = text[:-1] + more if text else more
+            self.assertEqual(joined, straight, cut)
+
+    def test_an_answer_that_ended_stays_ended(self):
+        text, whole = self.generate(
+            "--policy full --temp 0 -n 60 --chat",
+            "--save-state",
+            self.state,
+            stdin="What is the capital of France?\n",
+        )
+        self.assertLess(whole["generated_tokens"], 60)
+        more, result = self.generate(
+            "--policy full --temp 0 -n 20", "--load-state", self.state
+        )
+        self.assertEqual(more, "")
+        self.assertEqual(result["stop"], "end")
+        more, result = self.generate(
+            "--policy full --temp 0 -n 3 --ignore-eos",
+            "--load-state",
+            self.state,
+        )
+        self.assertEqual(result["generated_tokens"], 3)
 
     def test_a_given_seed_starts_the_sampler_anew(self):
         self.save_document()
@@ -210,6 +259,24 @@ class StateTest(CliTest):
             words, "--load-state", out, "--json", out, says=["would overwrite"]
         )
         self.check_refusal("generate --model m", says=["--load-state"])
+        for option in ("--load-state", "--save-state"):
+            self.check_refusal(words, option, "", says=[option, "no file"])
+        huge = self.folder / "huge"
+        huge.touch()
+        os.truncate(huge, 1 << 40)
+        self.check_refusal(
+            words, "--load-state", huge, says=["no snapshot", str(huge)]
+        )
+
+    def test_a_chat_without_input_has_no_state(self):
+        done = run(
+            "generate --chat --policy full --save-state",
+            self.state,
+            *ON_MODEL,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"there was no input", done.stderr)
+        self.assertFalse(self.state.exists())
 
     def test_an_interrupted_answer_is_saved_where_it_stopped(self):
         process = self.start(
@@ -229,6 +296,36 @@ class StateTest(CliTest):
         )
         self.assertGreater(result["loaded_tokens"], 12)
 
+    def test_a_chat_keeps_the_turns_before_an_interrupt(self):
+        ask = "Hello there\n"
+        words = "--chat --policy streaming --budget 64 -n 8"
+        self.generate(words, "--save-state", self.state, stdin=ask)
+        after_one_turn = self.state.read_bytes()
+        self.state.unlink()
+        process = subprocess.Popen(
+            [
+                cli_case.PROGRAM,
+                "generate",
+                *words.split(),
+                *ON_MODEL,
+                "--save-state",
+                self.state,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        long_message = "What is a package? " * 2000 + "\n"
+        process.stdin.write((ask + long_message).encode())
+        process.stdin.flush()
+        process.stdout.readline()
+        wait_until(self.state.exists, "the first turn is saved")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertIn(b"ends before the last message", errors)
+        self.assertEqual(self.state.read_bytes(), after_one_turn)
+
     def test_an_interrupted_prefill_leaves_the_old_state(self):
         self.state.write_bytes(b"old")
         process = self.start(
@@ -244,7 +341,7 @@ class StateTest(CliTest):
         )
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=TIMEOUT)
-        self.assertEqual(process.returncode, 0, errors)
+        self.assertEqual(process.returncode, 1, errors)
         self.assertIn(b"no state saved", errors)
         self.assertEqual(self.state.read_bytes(), b"old")
 

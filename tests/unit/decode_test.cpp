@@ -61,6 +61,14 @@ TEST(DecodeTest, RefusesContextsThatDoNotAscendAndShortTexts) {
       refusal({{8, 11}, 3}),
       IsError(ErrorKind::kInvalidArgument, "not beyond the 11 tokens"));
   EXPECT_FALSE(refusal({{8, 12}, 3}));
+  constexpr std::size_t kHuge = ~std::size_t{0};
+  for (const std::size_t huge : {kHuge, kHuge - 3, kHuge / 2}) {
+    EXPECT_THAT(
+        refusal({{8, huge}, 4}),
+        IsError(ErrorKind::kInvalidArgument, "at most"));
+    EXPECT_THAT(
+        refusal({{8}, huge}), IsError(ErrorKind::kInvalidArgument, "at most"));
+  }
   RecallSession session(16, 1, 3.0F);
   const std::vector<Token> text(14, 7);
   EXPECT_THAT(

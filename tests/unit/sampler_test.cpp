@@ -140,7 +140,11 @@ TEST(SamplerTest, RefusesAStateThatIsNone) {
   Sampler sampler(options(1), {});
   const std::string state = sampler.state();
   for (const std::string& bad :
-       {std::string(), std::string("1 2 3"), state + " 7", "x" + state}) {
+       {std::string(),
+        std::string("1 2 3"),
+        state + " 7",
+        "x" + state,
+        " " + state}) {
     EXPECT_THAT(
         error_of([&] { sampler.restore(bad); }),
         IsError(ErrorKind::kFile, "sampler"));

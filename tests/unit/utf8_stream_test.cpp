@@ -37,6 +37,17 @@ TEST(Utf8StreamTest, ReplacesWhatIsNeverCompleted) {
   EXPECT_EQ(stream.finish(), "");
 }
 
+TEST(Utf8StreamTest, ReplacesWhatAnotherCharacterBreaksOff) {
+  Utf8Stream stream;
+  EXPECT_EQ(stream.push("a\xE2\x82"), "a");
+  EXPECT_EQ(stream.held(), "\xE2\x82");
+  EXPECT_EQ(
+      stream.push("b"),
+      "\xEF\xBF\xBD"
+      "b");
+  EXPECT_EQ(stream.held(), "");
+}
+
 TEST(Utf8StreamTest, PassesInvalidBytesOnInsteadOfWaiting) {
   Utf8Stream stream;
   EXPECT_EQ(stream.push("\x80\x80\x80\x80"), "\x80\x80\x80\x80");
