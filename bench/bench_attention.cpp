@@ -6,9 +6,10 @@
 #include "qfilters/attention.h"
 #include "qfilters/sequence_cache.h"
 
-namespace {
+#include "attention_shapes.h"
 
-using namespace qfilters;  // NOLINT(google-build-using-namespace)
+namespace qfilters::bench {
+namespace {
 
 // float16 values in [-1, 1) from a fixed sequence.
 std::vector<std::uint16_t> halves(std::size_t count) {
@@ -51,26 +52,15 @@ void BM_Attend(benchmark::State& state) {
         OutputView::dense(out.data(), 1, heads * share, tokens, dim));
     benchmark::ClobberMemory();
   }
-  const auto calls = static_cast<double>(state.iterations());
-  const double scores =
-      static_cast<double>(tokens) *
-      (static_cast<double>(rows) - (static_cast<double>(tokens) - 1) / 2);
-  state.counters["flops"] = benchmark::Counter(
-      4.0 * scores * static_cast<double>(heads * share * dim) * calls,
-      benchmark::Counter::kIsRate);
-  state.SetItemsProcessed(state.iterations() * state.range(1));
-  state.SetBytesProcessed(
-      state.iterations() * static_cast<std::int64_t>(rows * heads * dim * 4));
+  count_attention(state);
 }
 
 BENCHMARK(BM_Attend)
-    ->ArgNames({"rows", "tokens", "kv_heads", "share", "dim"})
+    ->Apply(model_shapes)
     ->Args({1024, 1, 3, 3, 64})
-    ->Args({4096, 1, 3, 3, 64})
     ->Args({4096, 1, 8, 4, 128})
-    ->Args({4096, 256, 3, 3, 64})
     ->Args({4096, 256, 8, 4, 128})
-    ->Args({2048, 2048, 8, 4, 128})
-    ->UseRealTime();
+    ->Args({2048, 2048, 8, 4, 128});
 
 }  // namespace
+}  // namespace qfilters::bench

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -16,6 +17,7 @@
 #include "qfilters/rows_view.h"
 
 #include "kernels/attend.h"
+#include "kernels/move_rows.h"
 #include "kernels/score_keys.h"
 #include "unit/test_util.h"
 
@@ -380,6 +382,49 @@ TEST_P(KernelsTest, AttendSurvivesScoresThatFloatsCannotExponentiate) {
   queries.first = {0, 50};
   queries.last = {100, 51};
   EXPECT_THAT(queries.run(head, true), ::testing::ElementsAre(3.0F, 3.0F));
+}
+
+// Any run of rows within a tile or from one tile to another, by its slots.
+TEST_P(KernelsTest, MoveRowsMovesTheRowsAndNothingElse) {
+  for (const auto& [key_dim, value_dim] :
+       {std::pair<std::size_t, std::size_t>{64, 64}, {80, 48}, {1, 3}}) {
+    const std::size_t tile = kTileRows * (key_dim + value_dim);
+    const auto value_of = [&](std::size_t i) {
+      return static_cast<std::uint16_t>(i * 40503U >> 3U);
+    };
+    for (std::size_t count = 1; count <= kTileRows; ++count) {
+      for (const std::size_t from :
+           {kTileRows - count, (kTileRows - count) / 2}) {
+        for (const std::size_t to : {std::size_t{0}, from / 2, from}) {
+          for (const bool same : {true, false}) {
+            std::vector<std::uint16_t> source(tile);
+            for (std::size_t i = 0; i < tile; ++i)
+              source[i] = value_of(i);
+            std::vector<std::uint16_t> target(tile, 7);
+            auto& into = same ? source : target;
+            std::vector<std::uint16_t> want = into;
+            for (std::size_t r = 0; r < count; ++r) {
+              for (std::size_t d = 0; d < key_dim; ++d) {
+                want[d * kTileRows + to + r] =
+                    value_of(d * kTileRows + from + r);
+              }
+              for (std::size_t d = 0; d < value_dim; ++d) {
+                const std::size_t values = key_dim * kTileRows;
+                want[values + (to + r) * value_dim + d] =
+                    value_of(values + (from + r) * value_dim + d);
+              }
+            }
+            kernels::move_rows(
+                {source.data(), into.data(), from, to, count},
+                key_dim,
+                value_dim);
+            ASSERT_EQ(into, want) << key_dim << ": " << count << " rows from "
+                                  << from << " to " << to << same;
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
