@@ -8,7 +8,8 @@
 namespace qfilters {
 
 /// Writes a whole file or nothing: a temporary file in the same folder, flushed
-/// to disk, then renamed over `path`. Throws Error kFile with the path and the
+/// to disk, then renamed over `path`. A symbolic link stays one: the file that
+/// it points to is made or replaced. Throws Error kFile with the path and the
 /// system's reason; an existing file is untouched then.
 void write_file_atomically(
     const std::filesystem::path& path, std::span<const std::byte> content);

@@ -21,6 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kMostLinks = 40;  // as the kernel
+
 // A new file beside the one it shall become; removed again unless committed.
 class TemporaryFile {
  public:
@@ -69,19 +71,27 @@ class TemporaryFile {
   }
 
  private:
-  // The file to replace: through a symbolic link, so that the link stays one.
-  // Anything but a regular file, say /dev/null, must not be renamed over.
+  // The file to make or replace: through symbolic links, so that they stay
+  // links. Anything but a regular file, say /dev/null, must not be renamed
+  // over.
   [[nodiscard]] fs::path resolve() const {
     if (!path_.has_filename()) fail("it names no file");
     std::error_code error;
     const fs::file_status status = fs::status(path_, error);
     // A new file is fine; a name that cannot be looked up is not.
     if (status.type() == fs::file_type::none) fail(error.value());
-    if (!fs::exists(status)) return path_;
-    if (!fs::is_regular_file(status)) fail("it is not a regular file");
-    if (!fs::is_symlink(path_, error)) return path_;
-    fs::path target = fs::canonical(path_, error);
-    if (error) fail(error.value());
+    if (fs::exists(status) && !fs::is_regular_file(status)) {
+      fail("it is not a regular file");
+    }
+    // By hand: a link may point to what does not exist yet. Loops have failed
+    // above; the limit is for links that change meanwhile.
+    fs::path target = path_;
+    for (int links = 0; fs::is_symlink(fs::symlink_status(target, error));
+         ++links) {
+      if (links == kMostLinks) fail(ELOOP);
+      target = target.parent_path() / fs::read_symlink(target, error);
+      if (error) fail(error.value());
+    }
     return target;
   }
 

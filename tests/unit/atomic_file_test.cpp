@@ -140,6 +140,40 @@ TEST_F(AtomicFileTest, WritesThroughASymbolicLink) {
   EXPECT_EQ(read(file_), "new");
 }
 
+TEST_F(AtomicFileTest, WritesWhereADanglingLinkPoints) {
+  fs::create_directory(folder_ / "below");
+  fs::create_symlink("below/second", folder_ / "first");
+  fs::create_symlink(file_, folder_ / "below" / "second");
+  fs::create_symlink("../other", folder_ / "below" / "up");
+  fs::create_symlink("below", folder_ / "folder");
+  check_writable(folder_ / "first");
+  EXPECT_FALSE(fs::exists(file_));
+  write_file_atomically(folder_ / "first", "content");
+  EXPECT_EQ(read(file_), "content");
+  write_file_atomically(folder_ / "folder" / "up", "more");
+  EXPECT_EQ(read(folder_ / "other"), "more");
+  for (const char* link : {"first", "below/second", "below/up", "folder"}) {
+    EXPECT_TRUE(fs::is_symlink(folder_ / link)) << link;
+  }
+  EXPECT_EQ(files(), 5);
+}
+
+TEST_F(AtomicFileTest, RejectsLinksThatLeadNowhere) {
+  fs::create_symlink("loop", folder_ / "loop");
+  fs::create_symlink("there", folder_ / "here");
+  fs::create_symlink("here", folder_ / "there");
+  fs::create_symlink("missing/file", folder_ / "link");
+  for (const char* loop : {"loop", "here"}) {
+    EXPECT_THAT(
+        message_of([&] { write_file_atomically(folder_ / loop, "content"); }),
+        HasSubstr("Too many levels of symbolic links"));
+  }
+  EXPECT_THAT(
+      message_of([&] { write_file_atomically(folder_ / "link", "content"); }),
+      HasSubstr("No such file or directory"));
+  EXPECT_EQ(files(), 4);
+}
+
 TEST_F(AtomicFileTest, LeavesAnExistingFileWhenTheDiskIsFull) {
   write_file_atomically(file_, "old");
   const std::string large(1 << 20, 'x');
