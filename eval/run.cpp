@@ -11,6 +11,7 @@
 #include "qfilters/error.h"
 #include "qfilters/filter_file.h"
 #include "qfilters/isa.h"
+#include "qfilters/limits.h"
 #include "qfilters/policy.h"
 
 #include "llama/calibrate.h"
@@ -67,8 +68,10 @@ void check_spec(const RunSpec& spec) {
   if (spec.chunk == 0 || spec.chunk > 65536) {
     refuse("chunk: " + std::to_string(spec.chunk) + " is not in 1..65536");
   }
-  if (spec.threads < 1 || spec.threads > 512) {
-    refuse("threads: " + std::to_string(spec.threads) + " is not in 1..512");
+  if (spec.threads < 1 || spec.threads > kMostThreads) {
+    refuse(
+        "threads: " + std::to_string(spec.threads) + " is not in 1.." +
+        std::to_string(kMostThreads));
   }
   const std::string& type = spec.llama_cache_type;
   if (type != "f16" && type != "bf16" && type != "q8_0") {

@@ -11,7 +11,7 @@ struct AttentionOptions {
   float scale = 0;         ///< applied to q . k; 0 means 1 / sqrt(dim)
   float soft_cap = 0;      ///< s -> cap * tanh(s / cap); 0 means off
   std::size_t window = 0;  ///< query q sees keys k with q - k < window; 0: all
-  int threads = 1;         ///< never changes a bit of the result
+  int threads = 1;  ///< 1..kMostThreads; never changes a bit of the result
 };
 
 /// Scaled dot-product attention of the new queries over stored and new rows.
@@ -27,7 +27,8 @@ struct AttentionOptions {
 /// neither on the number of threads nor on how tokens are split into
 /// micro-batches. O(query_heads * new_rows * rows * dim).
 /// A non-finite key or value makes the outputs that see it meaningless, and no
-/// others. Throws Error kShape or kInvalidArgument before anything is written.
+/// others. Throws Error kShape or kInvalidArgument before anything is written;
+/// after std::bad_alloc `out` is unspecified.
 void attend(
     const TensorView& queries,
     const RowsView& rows,

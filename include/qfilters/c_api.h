@@ -7,11 +7,16 @@
  *
  * Errors   Every function that can fail returns a qf_status; qf_last_error()
  *          has the reason. On failure outputs are untouched, but for sizes of
- *          buffers, and handles are as before. NULL where a pointer is needed
- *          is QF_INVALID_ARGUMENT. No C++ exception gets out; memory that
- *          cannot be had is QF_OUT_OF_MEMORY.
- * Handles  belong to the caller until X_free(), which accepts NULL. A handle
- *          serves one thread at a time; distinct handles are independent.
+ *          buffers, and handles are as before; what holds instead stands at
+ *          the few functions that differ. NULL where a pointer is needed is
+ *          QF_INVALID_ARGUMENT. No C++ exception gets out; memory that cannot
+ *          be had is QF_OUT_OF_MEMORY, attention's output is unspecified then.
+ * Handles  belong to the caller until X_free(), which accepts NULL; using or
+ *          freeing a handle after that is undefined. A handle serves one
+ *          thread at a time; distinct handles are independent.
+ * Sizes    Batch, heads, dimensions, batch * heads and layers of filters are
+ *          at most 2^20, tokens of a sequence at most 2^31 - 1, threads at
+ *          most 512 (limits.h).
  * Buffers  belong to the caller: `out` has room for `capacity` elements, and
  *          *size becomes the number that there are. Capacity 0 asks for the
  *          size and writes nothing else, `out` may be NULL then; a capacity
@@ -113,7 +118,7 @@ typedef struct qf_attention {
   float scale;        /* applied to q . k; 0 means 1 / sqrt(dim) */
   float soft_cap;     /* s -> cap * tanh(s / cap); 0 means off */
   size_t window;      /* query q sees keys k with q - k < window; 0: all */
-  int32_t threads;    /* at least 1; never changes a bit of the result */
+  int32_t threads;    /* 1..512; never changes a bit of the result */
 } qf_attention;
 
 QF_API qf_status qf_attention_init(qf_attention* options, size_t struct_size);
@@ -132,8 +137,8 @@ typedef struct qf_filter_layer {
 
 /* From values [layers, heads, dim], or layer by layer when shapes differ; the
  * values are copied. `model_id` and `model_fingerprint` may be NULL: unknown.
- * QF_SHAPE without layers or for an empty layer, QF_INVALID_ARGUMENT for a
- * value that is not finite. */
+ * QF_SHAPE without layers and for sizes of 0 or beyond the limits above,
+ * QF_INVALID_ARGUMENT for a value that is not finite. */
 QF_API qf_status qf_filters_create(
     const float* values,
     size_t layers,
@@ -160,7 +165,7 @@ QF_API qf_status qf_filters_load(
     qf_filters** out);
 QF_API qf_status qf_filters_save(const qf_filters* filters, const char* path);
 
-QF_API void qf_filters_free(qf_filters* filters);
+QF_API void qf_filters_free(qf_filters* filters); /* twice: undefined */
 
 QF_API qf_status qf_filters_layers(const qf_filters* filters, size_t* layers);
 
@@ -220,11 +225,12 @@ QF_API qf_status qf_cache_create(
     size_t layer,
     qf_cache** out);
 
-QF_API void qf_cache_free(qf_cache* cache);
+QF_API void qf_cache_free(qf_cache* cache); /* twice: undefined */
 
 /* Takes new rows [batch, kv_heads, tokens, dim] of any dtype and copies them.
- * QF_SHAPE or QF_MISMATCH before anything changes; QF_LOW_RETENTION after the
- * update is complete, its rows cannot be attended over then. */
+ * QF_SHAPE, QF_MISMATCH or QF_INVALID_ARGUMENT before anything changes;
+ * QF_LOW_RETENTION after the update is complete, its rows cannot be attended
+ * over then; QF_OUT_OF_MEMORY with the update before it settled. */
 QF_API qf_status qf_cache_update(
     qf_cache* cache, const qf_tensor* keys, const qf_tensor* values);
 
@@ -262,12 +268,15 @@ QF_API qf_status qf_cache_fetched_values(
     size_t capacity,
     size_t* size);
 
-/* Applies the last update's eviction now; otherwise the next update does. */
+/* Applies the last update's eviction now; otherwise the next update does.
+ * Ends qf_cache_attend() until then. Functions below that settle do so once
+ * they write their result: not to tell a size, unless they say so, and not
+ * when they fail, unless they say so. */
 QF_API qf_status qf_cache_settle(qf_cache* cache);
 
-/* The rows stored for one group, and its filter [key_dim] (size 0 until the
- * fallback has frozen it). All settle. QF_INVALID_ARGUMENT before the first
- * update and for a group that does not exist. */
+/* The rows stored for one group once the last update is settled. All settle.
+ * QF_INVALID_ARGUMENT before the first update and for a group that does not
+ * exist. */
 QF_API qf_status qf_cache_positions(
     qf_cache* cache, size_t group, int32_t* out, size_t capacity, size_t* size);
 QF_API qf_status qf_cache_scores(
@@ -284,10 +293,18 @@ QF_API qf_status qf_cache_values(
     uint16_t* out,
     size_t capacity,
     size_t* size);
-QF_API qf_status qf_cache_filter(
-    qf_cache* cache, size_t group, float* out, size_t capacity, size_t* size);
 
-/* Counters, see kv_cache.h, and the shape; zeros before the first update. */
+/* A group's filter [key_dim]; size 0 until the fallback has frozen it. Settles
+ * nothing. Errors as above. */
+QF_API qf_status qf_cache_filter(
+    const qf_cache* cache,
+    size_t group,
+    float* out,
+    size_t capacity,
+    size_t* size);
+
+/* Counters, see kv_cache.h, and the shape; zeros before the first update.
+ * Settles nothing that qf_cache_attend() could read. */
 typedef struct qf_cache_stats {
   size_t offset; /* true position of the next token */
   size_t batch;
@@ -318,7 +335,9 @@ typedef struct qf_mask {
 
 /* Mask for `tokens` coming tokens over the stored rows and themselves; window
  * 0 means none. `allowed` gets [batch, 1, queries, keys], 1 = may attend, of
- * kind QF_MASK_ARRAY, else nothing. Settles. */
+ * kind QF_MASK_ARRAY, else nothing. QF_INVALID_ARGUMENT when positions would
+ * exceed int32. That kind settles, also to tell the size and when the capacity
+ * turns out to be too small. */
 QF_API qf_status qf_cache_make_mask(
     qf_cache* cache,
     size_t tokens,
@@ -330,9 +349,11 @@ QF_API qf_status qf_cache_make_mask(
     size_t* size);
 
 /* Everything a later process needs to continue bit for bit, in a cache of the
- * same config and filters. Both settle. Asking for the size costs as much as
- * saving. Restoring: QF_MISMATCH naming what differs, QF_FILE for damaged
- * bytes; the rows are as before then. */
+ * same config and filters. Saving settles; asking for the size costs as much
+ * and settles too, as does a capacity that turns out to be too small.
+ * Restoring ends qf_cache_attend() and holds old and new rows at the same
+ * time. QF_MISMATCH naming what differs, QF_FILE for damaged bytes: everything
+ * is as before then. */
 QF_API qf_status
 qf_cache_save(qf_cache* cache, void* out, size_t capacity, size_t* size);
 QF_API qf_status
@@ -361,7 +382,7 @@ typedef struct qf_sequence_config {
   size_t struct_size; /* set by qf_sequence_config_init() */
   size_t batch;
   int32_t dtype;     /* QF_FLOAT16 or QF_BFLOAT16 */
-  int32_t threads;   /* at least 1; never changes a result */
+  int32_t threads;   /* 1..512; never changes a result */
   size_t byte_limit; /* of all rows; 0: none */
   size_t budget;     /* rows kept per KV head, sinks and recent included */
   size_t sinks;
@@ -386,7 +407,7 @@ QF_API qf_status qf_sequence_create(
     const qf_filters* filters,
     qf_sequence** out);
 
-QF_API void qf_sequence_free(qf_sequence* sequence);
+QF_API void qf_sequence_free(qf_sequence* sequence); /* twice: undefined */
 
 /* One micro-batch: begin, for each layer append and attend, then commit or
  * rollback. Rows are [batch, kv_heads, tokens, dim] in the dtype of the
@@ -461,7 +482,9 @@ QF_API qf_status qf_sequence_get_stats(
     const qf_sequence* sequence, qf_sequence_stats* out, size_t struct_size);
 
 /* As for a qf_cache; in a sequence of the same layers, dtype, policy and
- * filters, and QF_INVALID_ARGUMENT while a micro-batch is open. */
+ * filters, and QF_INVALID_ARGUMENT while a micro-batch is open. Restoring needs
+ * room for old and new rows within byte_limit, else QF_MEMORY_LIMIT, and
+ * kv_bytes_peak shows both; qf_sequence_clear() first makes room. */
 QF_API qf_status qf_sequence_save(
     const qf_sequence* sequence, void* out, size_t capacity, size_t* size);
 QF_API qf_status

@@ -32,8 +32,8 @@ class CacheBuilder {
   /// none. `filters` holds one entry per attention layer, in order; without it
   /// each cache falls back to the key-SVD direction. Sizes come with a cache's
   /// first update. Throws Error as validate() does, kInvalidArgument for a
-  /// model without attention or a size of zero, kMismatch naming both sides
-  /// when the filters belong to another model. O(filters).
+  /// model without attention or a size of zero or beyond limits.h, kMismatch
+  /// naming both sides when the filters belong to another model. O(filters).
   [[nodiscard]] static std::vector<std::optional<QFiltersKVCache>> for_model(
       const ModelShape& model,
       const Config& config = {},

@@ -25,8 +25,8 @@ struct QueryShape {
 /// the number of queries, and two calibrators can be merged.
 class Calibrator {
  public:
-  /// Throws Error kInvalidArgument for no layers, a zero size, or query heads
-  /// that are no multiple of the KV heads.
+  /// Throws Error kInvalidArgument for no layers, a size of zero or beyond
+  /// limits.h, or query heads that are no multiple of the KV heads.
   explicit Calibrator(const std::vector<QueryShape>& layers);
 
   /// Adds queries [batch, query_heads, tokens, dim], float32, as attention
@@ -69,7 +69,8 @@ class Calibrator {
 /// more than `max_svd_samples` tokens it takes that many, evenly spaced from
 /// the first to the last, the same ones for each head; Calibrator takes all.
 /// All-zero queries give e_0, no heads give no filters. Throws Error kShape
-/// unless batch is 1 and dim is not 0; then kInvalidArgument for fewer than
+/// unless batch is 1, dim is not 0 and sizes are within limits.h; then
+/// kInvalidArgument for fewer than
 /// two tokens, for max_svd_samples below 2, and for a non-finite query it
 /// takes. O(heads * (samples * dim^2 + dim^3)).
 [[nodiscard]] LayerFilters compute_qfilters(

@@ -83,14 +83,20 @@ class QFiltersKVCache {
   /// else as float16, rounded to nearest even) and returns all prior kept
   /// rows plus all new rows. Only the state for the next update is evicted.
   ///
-  /// The view is valid until the next call of a non-const member; the inputs
-  /// are copied. Throws Error kShape or kMismatch before anything changes;
-  /// kLowRetention (policy "raise") after the update is complete.
+  /// The view is valid until the next update or a call that settles; the
+  /// inputs are copied. Throws Error kShape, kMismatch or kInvalidArgument
+  /// (sizes beyond limits.h, positions that exceed int32) before anything
+  /// changes; kLowRetention (policy "raise") after the update is complete;
+  /// std::bad_alloc with the last update settled and nothing else changed.
   /// O(batch * kv_heads * (tokens * dim + rows)).
   RowsView update_and_fetch(const TensorView& keys, const TensorView& values);
 
   /// Applies the last update's eviction now and frees its staging memory;
   /// otherwise the next update does. Invalidates the returned view.
+  ///
+  /// positions(), scores(), states(), stored(), save() and a make_mask() that
+  /// makes an array settle too, once their arguments are found to be fine: a
+  /// call that throws an Error has settled nothing.
   void settle();
 
   /// True position of the next token: tokens ever seen, not rows kept.
@@ -102,20 +108,26 @@ class QFiltersKVCache {
   [[nodiscard]] bool empty() const noexcept;
 
   /// Original positions of the stored rows of a group (batch * kv_heads +
-  /// head), ascending. Settles first. Throws kInvalidArgument out of range.
+  /// head), ascending. Settles. Throws kInvalidArgument out of range.
   [[nodiscard]] std::vector<std::int32_t> positions(std::size_t group = 0);
-  /// Scores of the stored rows of a group, sign included. Settles first.
+  /// Scores of the stored rows of a group, sign included. Settles. Throws
+  /// kInvalidArgument out of range.
   [[nodiscard]] std::vector<float> scores(std::size_t group = 0);
-  /// One state per (batch, head); empty before the first update. Settles first.
+  /// One state per (batch, head); empty before the first update. Settles.
   [[nodiscard]] std::vector<QFiltersState> states();
-  /// The stored rows without new ones. Settles first. Throws kInvalidArgument
+  /// The stored rows without new ones. Settles. Throws kInvalidArgument
   /// before the first update.
   [[nodiscard]] RowsView stored();
+  /// The filter of a group, [key_dim]; empty until it is frozen. Valid until
+  /// the next update or restore(). Throws kInvalidArgument out of range.
+  [[nodiscard]] std::span<const float> filter(std::size_t group = 0) const;
 
   /// Mask for `tokens` coming tokens over the stored rows and themselves;
   /// `window` 0 means none. kNone for one token without a window. Before the
   /// first update kCausal, unless `return_array` or a window asks for an
-  /// array; after it always an array. Settles first.
+  /// array; after it always an array. Settles when it makes an array. Throws
+  /// Error kInvalidArgument when positions would exceed int32, std::bad_alloc
+  /// at once for an array that no memory holds; nothing is settled then.
   [[nodiscard]] AttentionMask make_mask(
       std::size_t tokens, bool return_array = false, std::size_t window = 0);
 
@@ -136,11 +148,12 @@ class QFiltersKVCache {
   [[nodiscard]] std::uint64_t non_finite_scores() const noexcept;
 
   /// Everything a later process needs to continue bit for bit, filters of the
-  /// fallback included (calibrated ones by fingerprint). Settles first.
+  /// fallback included (calibrated ones by fingerprint). Settles.
   [[nodiscard]] Snapshot save();
-  /// Continues a saved cache in one with the same config and filters. Throws
-  /// Error kMismatch naming what differs, kFile for damaged data; the cache is
-  /// as before then. Settles first.
+  /// Continues a saved cache in one with the same config and filters; the last
+  /// update's view is invalid then. Holds old and new rows at the same time.
+  /// Throws Error kMismatch naming what differs, kFile for damaged data; the
+  /// cache is as before then, that view included.
   void restore(const Snapshot& saved);
 
   /// Always false: evicted rows cannot come back.

@@ -18,6 +18,10 @@ struct RowShape {
   std::size_t value_dim = 0;
   DType dtype = DType::kFloat16;  ///< kFloat16 or kBFloat16
 
+  /// Whether a store can have it: no size is 0, none nor groups() exceeds
+  /// kMostSize, and the dtype is 16 bits wide.
+  [[nodiscard]] bool valid() const noexcept;
+
   [[nodiscard]] std::size_t groups() const noexcept { return batch * kv_heads; }
 
   /// Bytes of one key and one value row.
@@ -45,7 +49,7 @@ struct RowShape {
 class KVStore {
  public:
   /// `pool` must outlive the store. Throws Error kInvalidArgument for a
-  /// zero dimension or a dtype that is not 16 bits wide.
+  /// shape that is not valid().
   KVStore(RowPool& pool, const RowShape& shape);
   KVStore(const KVStore&) = delete;
   KVStore& operator=(const KVStore&) = delete;

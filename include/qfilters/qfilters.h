@@ -12,6 +12,7 @@
 #include "qfilters/isa.h"
 #include "qfilters/kv_cache.h"
 #include "qfilters/kv_store.h"
+#include "qfilters/limits.h"
 #include "qfilters/policy.h"
 #include "qfilters/row_pool.h"
 #include "qfilters/rows_view.h"

@@ -35,7 +35,7 @@ struct SequenceOptions {
   std::size_t batch = 1;
   DType dtype = DType::kFloat16;  ///< kFloat16 or kBFloat16
   std::size_t byte_limit = 0;     ///< of all blocks; 0 = none
-  int threads = 1;                ///< never changes a result
+  int threads = 1;                ///< 1..kMostThreads; never changes a result
 };
 
 /// Counters of a sequence; bytes count keys and values in whole blocks.
@@ -65,8 +65,9 @@ struct SequenceStats {
 /// row; only what commit() stores is cut down to the budget.
 class SequenceCache {
  public:
-  /// Throws Error kInvalidArgument for no layers, a zero size or a bad dtype,
-  /// kMismatch when the policy cannot score these layers.
+  /// Throws Error kInvalidArgument for no layers, a size of zero or beyond
+  /// limits.h or a bad dtype, kMismatch when the policy cannot score these
+  /// layers.
   SequenceCache(
       std::vector<LayerShape> layers,
       Policy policy,
@@ -116,7 +117,9 @@ class SequenceCache {
   /// Continues a saved sequence in a cache of the same layers, dtype and
   /// policy. Throws Error kMismatch naming what differs, kFile for damaged
   /// data, kInvalidArgument while a micro-batch is open, kMemoryLimit; the
-  /// cache is as before then.
+  /// cache is as before then. To make that possible it holds old and new rows
+  /// at the same time: byte_limit must have room for both, and kv_bytes_peak
+  /// shows it. clear() first where there is no such room.
   void restore(const Snapshot& saved);
 
   /// True position of the next token: tokens committed, not rows kept.

@@ -1,4 +1,5 @@
 // qf_cache: a QFiltersKVCache and the rows of its last update.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@ using qfilters::Config;
 using qfilters::Error;
 using qfilters::ErrorKind;
 using qfilters::QFiltersKVCache;
+using qfilters::RowShape;
 using qfilters::RowsView;
 
 struct qf_cache {
@@ -69,11 +71,22 @@ const RowsView& fetched(const qf_cache* cache) {
   return *rows;
 }
 
-// Whatever comes next, the rows of the last update are gone.
-QFiltersKVCache& settled(qf_cache* cache) {
-  c_api::deref(cache, "cache").rows.reset();
-  cache->cache.settle();
-  return cache->cache;
+// Ends qf_cache_attend(); for calls whose arguments are found to be fine.
+QFiltersKVCache& settled(qf_cache& cache) {
+  cache.cache.settle();
+  cache.rows.reset();
+  return cache.cache;
+}
+
+// Without rows to attend over there is nothing that settling takes away.
+const RowShape& shape_of(qf_cache& cache) {
+  return cache.rows ? cache.rows->shape() : cache.cache.stored().shape();
+}
+
+// The cache behind a handle that has this group.
+qf_cache& with_group(qf_cache* cache, std::size_t group) {
+  c_api::check_group(shape_of(c_api::deref(cache, "cache")), group);
+  return *cache;
 }
 
 }  // namespace
@@ -109,11 +122,8 @@ qf_status qf_cache_update(
     try {
       c.rows = c.cache.update_and_fetch(k, v);
     } catch (const Error& error) {
-      // Thrown before anything changes (kv_cache.h).
-      if (error.kind() == ErrorKind::kShape ||
-          error.kind() == ErrorKind::kMismatch) {
-        c.rows = before;
-      }
+      // All others come before anything changes (kv_cache.h).
+      if (error.kind() != ErrorKind::kLowRetention) c.rows = before;
       throw;
     }
   });
@@ -169,7 +179,7 @@ qf_status qf_cache_fetched_values(
 }
 
 qf_status qf_cache_settle(qf_cache* cache) {
-  return c_api::guard(__func__, [&] { settled(cache); });
+  return c_api::guard(__func__, [&] { settled(c_api::deref(cache, "cache")); });
 }
 
 qf_status qf_cache_positions(
@@ -179,16 +189,18 @@ qf_status qf_cache_positions(
     size_t capacity,
     size_t* size) {
   return c_api::guard(__func__, [&] {
-    const auto positions = settled(cache).positions(group);
-    c_api::copy_out<std::int32_t>(positions, out, capacity, size);
+    qf_cache& c = with_group(cache, group);
+    if (!c_api::wants(c.cache.tokens_kept(), out, capacity, size)) return;
+    std::ranges::copy(settled(c).positions(group), out);
   });
 }
 
 qf_status qf_cache_scores(
     qf_cache* cache, size_t group, float* out, size_t capacity, size_t* size) {
   return c_api::guard(__func__, [&] {
-    const auto scores = settled(cache).scores(group);
-    c_api::copy_out<float>(scores, out, capacity, size);
+    qf_cache& c = with_group(cache, group);
+    if (!c_api::wants(c.cache.tokens_kept(), out, capacity, size)) return;
+    std::ranges::copy(settled(c).scores(group), out);
   });
 }
 
@@ -199,7 +211,10 @@ qf_status qf_cache_keys(
     size_t capacity,
     size_t* size) {
   return c_api::guard(__func__, [&] {
-    c_api::copy_keys(settled(cache).stored(), group, out, capacity, size);
+    qf_cache& c = with_group(cache, group);
+    const std::size_t count = c.cache.tokens_kept() * shape_of(c).key_dim;
+    if (!c_api::wants(count, out, capacity, size)) return;
+    c_api::copy_keys(settled(c).stored(), group, out, capacity, size);
   });
 }
 
@@ -210,17 +225,22 @@ qf_status qf_cache_values(
     size_t capacity,
     size_t* size) {
   return c_api::guard(__func__, [&] {
-    c_api::copy_values(settled(cache).stored(), group, out, capacity, size);
+    qf_cache& c = with_group(cache, group);
+    const std::size_t count = c.cache.tokens_kept() * shape_of(c).value_dim;
+    if (!c_api::wants(count, out, capacity, size)) return;
+    c_api::copy_values(settled(c).stored(), group, out, capacity, size);
   });
 }
 
 qf_status qf_cache_filter(
-    qf_cache* cache, size_t group, float* out, size_t capacity, size_t* size) {
+    const qf_cache* cache,
+    size_t group,
+    float* out,
+    size_t capacity,
+    size_t* size) {
   return c_api::guard(__func__, [&] {
-    QFiltersKVCache& c = settled(cache);
-    c_api::check_group(c.stored().shape(), group);
-    const auto states = c.states();
-    c_api::copy_out<float>(states[group].filter_dir, out, capacity, size);
+    const QFiltersKVCache& c = c_api::deref(cache, "cache").cache;
+    c_api::copy_out<float>(c.filter(group), out, capacity, size);
   });
 }
 
@@ -230,15 +250,13 @@ qf_status qf_cache_get_stats(
     qf_cache& c = c_api::deref(cache, "cache");
     qf_cache_stats stats{};
     if (!c.cache.empty()) {
-      // Without rows to attend over there is nothing that settling takes away.
-      const RowsView rows = c.rows ? *c.rows : c.cache.stored();
-      stats.batch = rows.shape().batch;
-      stats.kv_heads = rows.shape().kv_heads;
-      stats.key_dim = rows.shape().key_dim;
-      stats.value_dim = rows.shape().value_dim;
-      stats.dtype = rows.shape().dtype == qfilters::DType::kFloat16
-                        ? QF_FLOAT16
-                        : QF_BFLOAT16;
+      const RowShape& shape = shape_of(c);
+      stats.batch = shape.batch;
+      stats.kv_heads = shape.kv_heads;
+      stats.key_dim = shape.key_dim;
+      stats.value_dim = shape.value_dim;
+      stats.dtype =
+          shape.dtype == qfilters::DType::kFloat16 ? QF_FLOAT16 : QF_BFLOAT16;
     }
     stats.offset = c.cache.offset();
     stats.tokens_kept = c.cache.tokens_kept();
@@ -263,11 +281,13 @@ qf_status qf_cache_make_mask(
     size_t capacity,
     size_t* size) {
   return c_api::guard(__func__, [&] {
+    qf_cache& c = c_api::deref(cache, "cache");
     c_api::deref(mask, "mask");
-    const auto made =
-        settled(cache).make_mask(tokens, return_array != 0, window);
-    c_api::copy_out<std::uint8_t>(made.allowed, allowed, capacity, size);
+    c_api::check_buffer(allowed, capacity, size);
+    const auto made = c.cache.make_mask(tokens, return_array != 0, window);
     using Kind = qfilters::AttentionMask::Kind;
+    if (made.kind == Kind::kArray) c.rows.reset();  // it has settled
+    c_api::copy_out<std::uint8_t>(made.allowed, allowed, capacity, size);
     const std::int32_t kind =
         made.kind == Kind::kNone
             ? QF_MASK_NONE
@@ -279,16 +299,19 @@ qf_status qf_cache_make_mask(
 qf_status qf_cache_save(
     qf_cache* cache, void* out, size_t capacity, size_t* size) {
   return c_api::guard(__func__, [&] {
-    const auto saved = settled(cache).save().encode();
-    c_api::copy_out<std::byte>(
-        saved, static_cast<std::byte*>(out), capacity, size);
+    qf_cache& c = c_api::deref(cache, "cache");
+    auto* const bytes = static_cast<std::byte*>(out);
+    c_api::check_buffer(bytes, capacity, size);
+    const auto saved = settled(c).save().encode();
+    c_api::copy_out<std::byte>(saved, bytes, capacity, size);
   });
 }
 
 qf_status qf_cache_restore(qf_cache* cache, const void* saved, size_t size) {
   return c_api::guard(__func__, [&] {
-    settled(cache).restore(
-        qfilters::Snapshot::decode(c_api::bytes_of(saved, size)));
+    qf_cache& c = c_api::deref(cache, "cache");
+    c.cache.restore(qfilters::Snapshot::decode(c_api::bytes_of(saved, size)));
+    c.rows.reset();
   });
 }
 

@@ -1,9 +1,9 @@
 // qf_filters: a FilterBank.
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "qfilters/filter_file.h"
+#include "qfilters/limits.h"
 
 #include "c_api/support.h"
 
@@ -23,11 +23,14 @@ void make_handle(qf_filters** out, FilterBank bank) {
   *out = new qf_filters{std::make_shared<const FilterBank>(std::move(bank))};
 }
 
+// The number of values [heads, dim] of a layer.
 std::size_t values_of(std::size_t heads, std::size_t dim) {
-  if (dim > 0 && heads > std::numeric_limits<std::size_t>::max() / dim) {
-    c_api::reject("heads * dim exceeds size_t");
-  }
-  return heads * dim;
+  if (qfilters::is_size(heads) && qfilters::is_size(dim)) return heads * dim;
+  throw qfilters::Error(
+      qfilters::ErrorKind::kShape,
+      "a layer of [heads, dim] = [" + std::to_string(heads) + ", " +
+          std::to_string(dim) + "]: each must be in 1.." +
+          std::to_string(qfilters::kMostSize));
 }
 
 FilterBank make_bank(
@@ -37,7 +40,7 @@ FilterBank make_bank(
   std::vector<LayerFilters> copies;
   for (const qf_filter_layer& layer : layers) {
     const std::size_t count = values_of(layer.heads, layer.dim);
-    if (count > 0) c_api::deref(layer.values, "values");
+    c_api::deref(layer.values, "values");
     copies.push_back(
         {layer.heads, layer.dim, {layer.values, layer.values + count}});
   }
@@ -73,7 +76,13 @@ qf_status qf_filters_create(
     c_api::deref(out, "out");
     std::vector<qf_filter_layer> parts;
     const std::size_t each = values_of(heads, dim);
-    if (layers > 0 && each > 0) c_api::deref(values, "values");
+    if (layers > qfilters::kMostSize) {
+      throw qfilters::Error(
+          qfilters::ErrorKind::kShape,
+          std::to_string(layers) + " layers: at most " +
+              std::to_string(qfilters::kMostSize));
+    }
+    if (layers > 0) c_api::deref(values, "values");
     for (std::size_t l = 0; l < layers; ++l) {
       parts.push_back({heads, dim, values + l * each});
     }

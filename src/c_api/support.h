@@ -52,6 +52,13 @@ inline std::string text_or_empty(const char* text) {
   return text == nullptr ? std::string() : std::string(text);
 }
 
+/// What can be said of a buffer before its size is known.
+template <typename T>
+void check_buffer(const T* out, std::size_t capacity, const std::size_t* size) {
+  deref(size, "size");
+  if (capacity > 0) deref(out, "out");
+}
+
 /// The rule for buffers: tells the size, checks the room; whether the caller
 /// wants `count` elements written.
 template <typename T>

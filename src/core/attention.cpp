@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
+#include "core/first_failure.h"
 #include "core/shape_text.h"
 #include "kernels/attend.h"
 
@@ -28,7 +30,7 @@ void check_shapes(
   const RowShape& shape = rows.shape();
   const bool fits =
       queries.dtype == DType::kFloat32 && queries.batch == shape.batch &&
-      queries.heads > 0 && queries.heads % shape.kv_heads == 0 &&
+      is_size(queries.heads) && queries.heads % shape.kv_heads == 0 &&
       queries.tokens == rows.new_rows() && queries.dim == shape.key_dim &&
       out.batch == queries.batch && out.heads == queries.heads &&
       out.tokens == queries.tokens && out.dim == shape.value_dim;
@@ -215,8 +217,9 @@ void attend(
     const AttentionOptions& options,
     const OutputView& out) {
   check_shapes(queries, rows, out);
-  if (options.threads < 1 || options.soft_cap < 0.0F ||
-      !std::isfinite(options.soft_cap) || !std::isfinite(options.scale)) {
+  if (options.threads < 1 || options.threads > kMostThreads ||
+      options.soft_cap < 0.0F || !std::isfinite(options.soft_cap) ||
+      !std::isfinite(options.scale)) {
     throw Error(
         ErrorKind::kInvalidArgument,
         "attend: threads=" + std::to_string(options.threads) +
@@ -244,27 +247,28 @@ void attend(
   auto& shared = tiles;  // of the calling thread, whichever thread uses it
   const auto groups = static_cast<std::ptrdiff_t>(shape.groups());
   const auto tasks = groups * static_cast<std::ptrdiff_t>(tasks_per_group);
+  FirstFailure packing;
+  FirstFailure running;
 #pragma omp parallel num_threads(options.threads) if (options.threads > 1)
   {
 #pragma omp for schedule(static)
     for (std::ptrdiff_t g = 0; g < groups; ++g) {
-      shared[static_cast<std::size_t>(g)].pack(
-          rows, static_cast<std::size_t>(g));
+      const auto group = static_cast<std::size_t>(g);
+      packing.guard([&] { shared[group].pack(rows, group); });
     }
     // The last tasks of a head see most rows: start with them.
 #pragma omp for schedule(dynamic)
     for (std::ptrdiff_t i = tasks - 1; i >= 0; --i) {
+      if (packing.failed()) continue;
       const auto task = static_cast<std::size_t>(i);
       const std::size_t group = task % shape.groups();
       const std::size_t begin = task / shape.groups() * per_task;
-      run_task(
-          call,
-          group,
-          shared[group],
-          begin,
-          std::min(begin + per_task, queries.tokens));
+      const std::size_t end = std::min(begin + per_task, queries.tokens);
+      running.guard([&] { run_task(call, group, shared[group], begin, end); });
     }
   }
+  packing.rethrow();
+  running.rethrow();
 }
 
 }  // namespace qfilters

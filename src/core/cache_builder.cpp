@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
 namespace qfilters {
 namespace {
@@ -19,7 +20,7 @@ std::size_t check_model(const ModelShape& model) {
     const auto& layer = model.layers[l];
     if (!layer) continue;
     ++count;
-    if (layer->kv_heads != 0 && layer->key_dim != 0) continue;
+    if (is_size(layer->kv_heads) && is_size(layer->key_dim)) continue;
     throw Error(
         ErrorKind::kInvalidArgument,
         "for_model: layer " + std::to_string(l) + " of [kv_heads, key_dim] = " +

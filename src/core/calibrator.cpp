@@ -13,7 +13,9 @@
 #include <Eigen/Eigenvalues>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
+#include "core/checked_product.h"
 #include "core/half.h"
 #include "core/shape_text.h"
 
@@ -36,14 +38,19 @@ void check_queries(const TensorView& queries, const QueryShape& shape) {
         std::string("Calibrator::add: queries are ") +
             to_string(queries.dtype) + ", not float32");
   }
-  if (queries.heads != shape.query_heads || queries.dim != shape.dim) {
+  const bool fits =
+      queries.heads == shape.query_heads && queries.dim == shape.dim;
+  if (!fits || queries.batch > kMostSize || queries.tokens > kMostTokens) {
     throw Error(
         ErrorKind::kShape,
         "Calibrator::add: queries are " +
             shape_text(
                 queries.batch, queries.heads, queries.tokens, queries.dim) +
-            ", the layer has query_heads=" + std::to_string(shape.query_heads) +
-            " dim=" + std::to_string(shape.dim));
+            (fits ? ": more than a batch of " + std::to_string(kMostSize) +
+                        " or " + std::to_string(kMostTokens) + " tokens"
+                  : ", the layer has query_heads=" +
+                        std::to_string(shape.query_heads) +
+                        " dim=" + std::to_string(shape.dim)));
   }
   for (std::size_t b = 0; b < queries.batch; ++b) {
     for (std::size_t h = 0; h < queries.heads; ++h) {
@@ -135,8 +142,11 @@ Calibrator::Calibrator(const std::vector<QueryShape>& layers) {
         " has query_heads=" + std::to_string(shape.query_heads) +
         " kv_heads=" + std::to_string(shape.kv_heads) +
         " dim=" + std::to_string(shape.dim);
-    if (shape.query_heads == 0 || shape.kv_heads == 0 || shape.dim == 0) {
-      throw Error(ErrorKind::kInvalidArgument, text + ": none may be zero");
+    if (!is_size(shape.query_heads) || !is_size(shape.kv_heads) ||
+        !is_size(shape.dim)) {
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          text + ": each must be in 1.." + std::to_string(kMostSize));
     }
     if (shape.query_heads % shape.kv_heads != 0) {
       throw Error(
@@ -267,12 +277,15 @@ LayerFilters compute_qfilters(
   const std::string name = "compute_qfilters: ";
   const std::size_t heads = queries.heads;
   const std::size_t dim = queries.dim;
-  if (queries.batch != 1 || dim == 0) {
+  if (queries.batch != 1 || !is_size(dim) || heads > kMostSize ||
+      queries.tokens > kMostTokens) {
     throw Error(
         ErrorKind::kShape,
         name + "queries are " +
             shape_text(queries.batch, heads, queries.tokens, dim) +
-            ", not [1, heads, tokens, dim]");
+            ", not [1, heads, tokens, dim] with up to " +
+            std::to_string(kMostSize) + " heads and dims and " +
+            std::to_string(kMostTokens) + " tokens");
   }
   if (queries.tokens < 2) {
     throw Error(
@@ -289,7 +302,7 @@ LayerFilters compute_qfilters(
   if (heads == 0) return {0, dim, {}};
   const auto rows = sampled_rows(queries.tokens, max_svd_samples);
   std::vector<float> taken;
-  taken.reserve(heads * rows.size() * dim);
+  taken.reserve(checked_product({heads, rows.size(), dim}));
   for (std::size_t h = 0; h < heads; ++h) {
     for (const std::size_t t : rows) {
       const void* row = queries.row(0, h, t);
@@ -333,7 +346,8 @@ LayerFilters average_gqa_filters(
   }
   const std::size_t group = heads / kv_heads;
   const auto rows = static_cast<Index>(dim);
-  LayerFilters out{kv_heads, dim, std::vector<float>(kv_heads * dim)};
+  LayerFilters out{
+      kv_heads, dim, std::vector<float>(checked_product({kv_heads, dim}))};
   for (std::size_t k = 0; group != 0 && k < kv_heads; ++k) {
     write_unit_mean(
         Eigen::Map<const Eigen::MatrixXf>(

@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
+#include "core/checked_product.h"
 #include "core/kv_cache_state.h"
 
 namespace qfilters {
@@ -33,32 +35,16 @@ RowsView QFiltersKVCache::update_and_fetch(
     const TensorView& keys, const TensorView& values) {
   State& s = *state_;
   s.check(keys, values);
-  if (!s.sequence) s.start(keys, values);
   s.settle();
-  SequenceCache& sequence = *s.sequence;
-  const DType dtype = sequence.options().dtype;
-  s.stage(keys, values);
-  s.freeze_if_due(keys.tokens);
-  sequence.begin(keys.tokens);
+  const bool fresh = s.sequence == nullptr;
+  const bool unfrozen = !s.filters;
   try {
-    sequence.append(
-        0,
-        TensorView::dense(
-            s.keys.data(),
-            dtype,
-            keys.batch,
-            keys.heads,
-            keys.tokens,
-            keys.dim),
-        TensorView::dense(
-            s.values.data(),
-            dtype,
-            keys.batch,
-            keys.heads,
-            keys.tokens,
-            values.dim));
+    if (fresh) s.start(keys, values);
+    s.stage(keys, values);
+    s.freeze_if_due(keys.tokens);
+    s.open(keys, values);
   } catch (...) {
-    sequence.rollback();
+    s.undo(fresh, unfrozen);
     throw;
   }
   const std::uint64_t rows = keys.batch * keys.heads * keys.tokens;
@@ -66,7 +52,7 @@ RowsView QFiltersKVCache::update_and_fetch(
   s.seen += rows;
   s.offset += keys.tokens;
   s.check_retention();
-  return sequence.rows(0);
+  return s.sequence->rows(0);
 }
 
 void QFiltersKVCache::settle() {
@@ -125,12 +111,16 @@ std::vector<QFiltersState> QFiltersKVCache::states() {
       store.read_key(g, r, state.keys.data() + r * shape.key_dim);
       store.read_value(g, r, state.values.data() + r * shape.value_dim);
     }
-    if (state_->filters) {
-      const auto filter = state_->filters->head(g % state_->filters->heads);
-      state.filter_dir.assign(filter.begin(), filter.end());
-    }
+    const auto direction = filter(g);
+    state.filter_dir.assign(direction.begin(), direction.end());
   }
   return out;
+}
+
+std::span<const float> QFiltersKVCache::filter(std::size_t group) const {
+  check_group(group, empty() ? 0 : state_->groups());
+  if (!state_->filters) return {};
+  return state_->filters->head(group % state_->filters->heads);
 }
 
 RowsView QFiltersKVCache::stored() {
@@ -141,7 +131,12 @@ RowsView QFiltersKVCache::stored() {
 
 AttentionMask QFiltersKVCache::make_mask(
     std::size_t tokens, bool return_array, std::size_t window) {
-  state_->settle();
+  if (tokens > kMostTokens - offset()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "make_mask: tokens=" + std::to_string(tokens) +
+            " offset=" + std::to_string(offset()) + ": positions exceed int32");
+  }
   AttentionMask mask;
   const bool fresh = empty();
   if (tokens == 1 && window == 0) return mask;
@@ -154,7 +149,8 @@ AttentionMask QFiltersKVCache::make_mask(
   mask.batch = fresh ? 1 : store->shape().batch;
   mask.queries = tokens;
   mask.keys = state_->rows_kept() + tokens;
-  mask.allowed.reserve(mask.batch * tokens * mask.keys);
+  mask.allowed.reserve(checked_product({mask.batch, tokens, mask.keys}));
+  state_->settle();
   const auto first = static_cast<std::int64_t>(state_->offset);
   std::vector<std::int64_t> keys;
   for (std::size_t b = 0; b < mask.batch; ++b) {

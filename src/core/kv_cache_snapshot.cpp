@@ -74,7 +74,6 @@ Snapshot QFiltersKVCache::save() {
 }
 
 void QFiltersKVCache::restore(const Snapshot& saved) {
-  state_->settle();
   ByteReader in(saved.bytes(kPart));
   const LayerFilters* calibrated =
       state_->calibrated ? &*state_->filters : nullptr;
@@ -108,33 +107,30 @@ void QFiltersKVCache::restore(const Snapshot& saved) {
 
 void QFiltersKVCache::State::start_restored(
     ByteReader& in, std::size_t row_bytes) {
-  const auto dtype = in.get<DType>();
-  const auto batch = in.get<std::uint64_t>();
-  const auto heads = in.get<std::uint64_t>();
-  const auto key_dim = in.get<std::uint64_t>();
-  const auto value_dim = in.get<std::uint64_t>();
-  // Nobody has this many; keeps products small. Every (batch, head) takes at
-  // least its number of rows, which keeps allocations small.
-  constexpr std::uint64_t kMost = 1U << 20;
-  const bool sound = (dtype == DType::kFloat16 || dtype == DType::kBFloat16) &&
-                     batch > 0 && heads > 0 && key_dim > 0 && value_dim > 0 &&
-                     batch <= kMost && heads <= kMost && key_dim <= kMost &&
-                     value_dim <= kMost &&
-                     batch * heads <= row_bytes / sizeof(std::uint64_t);
-  if (!sound) {
+  RowShape shape;
+  shape.dtype = in.get<DType>();
+  for (std::size_t* size :
+       {&shape.batch, &shape.kv_heads, &shape.key_dim, &shape.value_dim}) {
+    *size = in.get<std::uint64_t>();
+  }
+  // Every (batch, head) takes at least its number of rows, which keeps
+  // allocations small.
+  if (!shape.valid() || shape.groups() > row_bytes / sizeof(std::uint64_t)) {
     throw Error(
         ErrorKind::kFile, "restore: the shape of the cache makes no sense");
   }
-  const auto like = [&](std::uint64_t dim) {
-    return TensorView::dense(nullptr, dtype, batch, heads, 0, dim);
+  const auto like = [&](std::size_t dim) {
+    return TensorView::dense(
+        nullptr, shape.dtype, shape.batch, shape.kv_heads, 0, dim);
   };
-  check(like(key_dim), like(value_dim));
-  start(like(key_dim), like(value_dim));
+  check(like(shape.key_dim), like(shape.value_dim));
+  start(like(shape.key_dim), like(shape.value_dim));
   if (in.get<std::uint8_t>() == 0) return;
   if (calibrated) {
     throw Error(ErrorKind::kFile, "restore: filters where there must be none");
   }
-  freeze({batch * heads, key_dim, in.get_array<float>(groups() * key_dim)});
+  freeze(
+      {groups(), shape.key_dim, in.get_array<float>(groups() * shape.key_dim)});
 }
 
 // Every group holds as many rows as updates leave, or later code would trip.

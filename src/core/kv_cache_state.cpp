@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
+#include "core/checked_product.h"
 #include "core/half.h"
 #include "core/key_svd.h"
 #include "core/shape_text.h"
@@ -24,7 +26,7 @@ float read(const TensorView& view, const void* row, std::size_t d) noexcept {
 // A dense copy of `view` in the storage type.
 void cast(
     const TensorView& view, DType dtype, std::vector<std::uint16_t>& out) {
-  out.resize(view.batch * view.heads * view.tokens * view.dim);
+  out.resize(checked_product({view.batch, view.heads, view.tokens, view.dim}));
   std::uint16_t* to = out.data();
   for (std::size_t b = 0; b < view.batch; ++b) {
     for (std::size_t h = 0; h < view.heads; ++h) {
@@ -89,6 +91,12 @@ void QFiltersKVCache::State::check(
     throw Error(
         ErrorKind::kShape,
         "update_and_fetch: keys " + shape_text(keys_in) + " have no heads");
+  }
+  if (keys_in.tokens > kMostTokens - offset) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "update_and_fetch: keys " + shape_text(keys_in) + " at offset=" +
+            std::to_string(offset) + ": positions exceed int32");
   }
   if (calibrated && !sequence &&
       (keys_in.heads != filters->heads || keys_in.dim != filters->dim)) {
@@ -173,6 +181,31 @@ void QFiltersKVCache::State::freeze(LayerFilters found) {
   sequence->set_policy(frozen);
   policy = std::move(frozen);
   filters = std::move(found);
+}
+
+void QFiltersKVCache::State::open(
+    const TensorView& keys_in, const TensorView& values_in) {
+  const auto staged = [&](const auto& rows, std::size_t dim) {
+    return TensorView::dense(
+        rows.data(),
+        sequence->options().dtype,
+        keys_in.batch,
+        keys_in.heads,
+        keys_in.tokens,
+        dim);
+  };
+  sequence->begin(keys_in.tokens);
+  sequence->append(0, staged(keys, keys_in.dim), staged(values, values_in.dim));
+}
+
+void QFiltersKVCache::State::undo(bool fresh, bool unfrozen) noexcept {
+  if (sequence) sequence->rollback();
+  if (unfrozen && filters) {
+    filters.reset();
+    policy = Policy::full();
+    sequence->set_policy(policy);
+  }
+  if (fresh) sequence.reset();
 }
 
 void QFiltersKVCache::State::check_retention() {

@@ -46,6 +46,11 @@ struct QFiltersKVCache::State {
   /// The fallback's one decision: filters from all rows seen so far, the
   /// staged ones included.
   void freeze_if_due(std::size_t tokens);
+  /// Opens the update with the staged rows of these views.
+  void open(const TensorView& keys_in, const TensorView& values_in);
+  /// After a failed update: as if no sequence had been made or no filters
+  /// frozen, where there were none before.
+  void undo(bool fresh, bool unfrozen) noexcept;
   /// Starts to evict by these filters, one per (batch, head).
   void freeze(LayerFilters found);
   /// Makes the sequence, and the fallback's filters, that save() described;

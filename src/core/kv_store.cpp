@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
 #include "kernels/move_rows.h"
 #include "kernels/types.h"
@@ -29,10 +30,15 @@ void grow(std::vector<T>& to, std::size_t size) {
 
 }  // namespace
 
+bool RowShape::valid() const noexcept {
+  return is_size(batch) && is_size(kv_heads) && is_size(groups()) &&
+         is_size(key_dim) && is_size(value_dim) &&
+         (dtype == DType::kFloat16 || dtype == DType::kBFloat16);
+}
+
 KVStore::KVStore(RowPool& pool, const RowShape& shape)
     : pool_(&pool), shape_(shape) {
-  if (shape.batch == 0 || shape.kv_heads == 0 || shape.key_dim == 0 ||
-      shape.value_dim == 0 || shape.dtype == DType::kFloat32) {
+  if (!shape.valid()) {
     throw Error(
         ErrorKind::kInvalidArgument,
         "KVStore: batch=" + std::to_string(shape.batch) +
@@ -40,7 +46,8 @@ KVStore::KVStore(RowPool& pool, const RowShape& shape)
             " key_dim=" + std::to_string(shape.key_dim) +
             " value_dim=" + std::to_string(shape.value_dim) +
             " dtype=" + to_string(shape.dtype) +
-            ": sizes must be positive, the dtype float16 or bfloat16");
+            ": sizes and batch * kv_heads must be in 1.." +
+            std::to_string(kMostSize) + ", the dtype float16 or bfloat16");
   }
   groups_.resize(shape.groups());
 }

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
-#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
+#include "core/first_failure.h"
 #include "core/sequence_layer.h"
 #include "core/shape_text.h"
 
@@ -55,12 +55,14 @@ SequenceCache::SequenceCache(
       options_(options),
       pool_(options.byte_limit),
       shapes_(std::move(layers)) {
-  if (shapes_.empty() || options.threads < 1) {
+  if (shapes_.empty() || options.threads < 1 ||
+      options.threads > kMostThreads) {
     throw Error(
         ErrorKind::kInvalidArgument,
         "sequence cache: layers=" + std::to_string(shapes_.size()) +
             " threads=" + std::to_string(options.threads) +
-            ": both must be positive");
+            ": a layer and 1.." + std::to_string(kMostThreads) +
+            " threads are needed");
   }
   check_policy(policy_);
   for (const LayerShape& shape : shapes_) {
@@ -72,7 +74,7 @@ SequenceCache::SequenceCache(
             shape.key_dim,
             shape.value_dim,
             options.dtype}));
-    for (std::size_t g = 0; g < options.batch * shape.kv_heads; ++g) {
+    for (std::size_t g = 0; g < layers_.back()->store.shape().groups(); ++g) {
       plans_.emplace_back();
       plans_.back().layer = layers_.size() - 1;
       plans_.back().group = g;
@@ -151,9 +153,7 @@ std::vector<float> SequenceCache::score_stored(
 }
 
 void SequenceCache::begin(std::size_t tokens) {
-  constexpr auto kMaxPosition =
-      static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max());
-  if (open_ || tokens > kMaxPosition - offset_) {
+  if (open_ || tokens > kMostTokens - offset_) {
     throw Error(
         ErrorKind::kInvalidArgument,
         "begin: tokens=" + std::to_string(tokens) +
@@ -302,17 +302,12 @@ void SequenceCache::commit() {
   // Everything that can fail comes first; from apply_plan on nothing does.
   const auto count = static_cast<std::ptrdiff_t>(plans_.size());
   const int threads = options_.threads;
-  std::exception_ptr failure;
+  FirstFailure failure;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (std::ptrdiff_t i = 0; i < count; ++i) {
-    try {
-      plan_group(plans_[static_cast<std::size_t>(i)]);
-    } catch (...) {
-#pragma omp critical
-      failure = std::current_exception();
-    }
+    failure.guard([&] { plan_group(plans_[static_cast<std::size_t>(i)]); });
   }
-  if (failure) std::rethrow_exception(failure);
+  failure.rethrow();
   reserve_groups();
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (std::ptrdiff_t i = 0; i < count; ++i) {

@@ -112,6 +112,10 @@ TEST(RunTest, ChecksASpecWithoutAModel) {
   EXPECT_THAT(
       error_of([&] { check_spec(bad); }),
       IsError(ErrorKind::kInvalidArgument, "threads: 0"));
+  bad.threads = 513;
+  EXPECT_THAT(
+      error_of([&] { check_spec(bad); }),
+      IsError(ErrorKind::kInvalidArgument, "threads: 513 is not in 1..512"));
   bad = spec("llama", "1");
   bad.llama_cache_type = "q8_0";
   EXPECT_THAT(
