@@ -270,8 +270,8 @@ QF_API qf_status qf_cache_fetched_values(
 
 /* Applies the last update's eviction now; otherwise the next update does.
  * Ends qf_cache_attend() until then. Functions below that settle do so once
- * they write their result: not to tell a size, unless they say so, and not
- * when they fail, unless they say so. */
+ * they write their result: unless they say so not to tell a size, and not when
+ * they fail, QF_OUT_OF_MEMORY apart. */
 QF_API qf_status qf_cache_settle(qf_cache* cache);
 
 /* The rows stored for one group once the last update is settled. All settle.

@@ -70,9 +70,8 @@ class Calibrator {
 /// the first to the last, the same ones for each head; Calibrator takes all.
 /// All-zero queries give e_0, no heads give no filters. Throws Error kShape
 /// unless batch is 1, dim is not 0 and sizes are within limits.h; then
-/// kInvalidArgument for fewer than
-/// two tokens, for max_svd_samples below 2, and for a non-finite query it
-/// takes. O(heads * (samples * dim^2 + dim^3)).
+/// kInvalidArgument for fewer than two tokens, for max_svd_samples below 2, and
+/// for a non-finite query it takes. O(heads * (samples * dim^2 + dim^3)).
 [[nodiscard]] LayerFilters compute_qfilters(
     const TensorView& queries, std::size_t max_svd_samples = 3000);
 

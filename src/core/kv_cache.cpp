@@ -150,9 +150,10 @@ AttentionMask QFiltersKVCache::make_mask(
   mask.queries = tokens;
   mask.keys = state_->rows_kept() + tokens;
   mask.allowed.reserve(checked_product({mask.batch, tokens, mask.keys}));
-  state_->settle();
-  const auto first = static_cast<std::int64_t>(state_->offset);
   std::vector<std::int64_t> keys;
+  keys.reserve(mask.keys);
+  state_->settle();  // from here on nothing can fail
+  const auto first = static_cast<std::int64_t>(state_->offset);
   for (std::size_t b = 0; b < mask.batch; ++b) {
     // Head 0 stands for all heads of a batch element: every stored row is
     // older than the queries, so heads differ through a window only.
