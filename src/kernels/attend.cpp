@@ -1,6 +1,10 @@
 #include "kernels/attend.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <hwy/cache_control.h>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attend.cpp"
@@ -37,6 +41,20 @@ HWY_INLINE Vec load(const T* data) {
   return load_half(Tag(), data);
 }
 
+// Tiles lie anywhere in memory and the hardware does not foresee the next one:
+// asks for what lies `ahead` bytes from `at`, if T is what tiles hold.
+template <typename T>
+HWY_INLINE void prefetch(const T* at, std::ptrdiff_t ahead) {
+  if constexpr (sizeof(T) == sizeof(std::uint16_t)) {
+    constexpr std::size_t kLine = 64 / sizeof(T);
+    const auto there = reinterpret_cast<const T*>(
+        reinterpret_cast<std::uintptr_t>(at) +
+        static_cast<std::uintptr_t>(ahead));
+    for (std::size_t i = 0; i < kStep; i += kLine)
+      hwy::Prefetch(there + i);
+  }
+}
+
 // scores[i][row] = query i . key row, one chain of multiply-adds over the
 // dimensions for each score, whatever the tile's element type.
 template <std::size_t kN, typename T>
@@ -44,6 +62,7 @@ HWY_INLINE void multiply_keys(
     const float* HWY_RESTRICT query,
     std::size_t dim,
     const T* HWY_RESTRICT keys,
+    std::ptrdiff_t ahead,
     float* HWY_RESTRICT scores) {
   const Tag d;
   for (std::size_t c = 0; c < kTileRows; c += kStep) {
@@ -54,6 +73,7 @@ HWY_INLINE void multiply_keys(
     }
     const T* row = keys + c;
     for (std::size_t k = 0; k < dim; ++k, row += kTileRows) {
+      prefetch(row, ahead);
       Vec key[kVectors];
       for (std::size_t v = 0; v < kVectors; ++v) {
         key[v] = load(row + v * kLanes);
@@ -80,6 +100,7 @@ HWY_INLINE void add_values_at(
     std::size_t end,
     const T* HWY_RESTRICT values,
     std::size_t value_stride,
+    std::ptrdiff_t ahead,
     const float* correction,
     float* HWY_RESTRICT out,
     std::size_t out_stride) {
@@ -92,6 +113,7 @@ HWY_INLINE void add_values_at(
     }
   }
   for (std::size_t r = begin; r < end; ++r) {
+    prefetch(values + r * value_stride, ahead);
     Vec value[kV];
     for (std::size_t v = 0; v < kV; ++v) {
       value[v] = load(values + r * value_stride + v * kLanes);
@@ -118,6 +140,7 @@ HWY_INLINE void add_values(
     std::size_t end,
     const T* values,
     std::size_t value_stride,
+    std::ptrdiff_t ahead,
     const float* correction,
     float* out,
     std::size_t out_stride) {
@@ -129,6 +152,7 @@ HWY_INLINE void add_values(
         end,
         values + c,
         value_stride,
+        ahead,
         correction,
         out + c,
         out_stride);
@@ -140,6 +164,7 @@ HWY_INLINE void add_values(
         end,
         values + c,
         value_stride,
+        ahead,
         correction,
         out + c,
         out_stride);
@@ -160,7 +185,15 @@ HWY_NOINLINE void add_alone(
     std::size_t out_stride) {
   if (begin >= end) return;
   add_values<1>(
-      weights, begin, end, values, value_stride, &correction, out, out_stride);
+      weights,
+      begin,
+      end,
+      values,
+      value_stride,
+      0,
+      &correction,
+      out,
+      out_stride);
   correction = 1.0F;
 }
 
@@ -221,6 +254,7 @@ struct Work {
   float* values;   // [kTileRows][out_stride], prefill only
   Softmax* state;  // [queries]
   std::size_t out_stride;
+  std::ptrdiff_t ahead;  // bytes from this tile to the next, decode only
 };
 
 template <std::size_t kN, typename T>
@@ -252,7 +286,11 @@ HWY_NOINLINE void attend_group(
   HWY_ALIGN float scores[kN * kTileRows];
   float correction[kN];
   multiply_keys<kN>(
-      task.query + query * task.key_dim, task.key_dim, keys, scores);
+      task.query + query * task.key_dim,
+      task.key_dim,
+      keys,
+      work.ahead,
+      scores);
   for (std::size_t i = 0; i < kN; ++i) {
     if (from[i] >= to[i]) continue;
     correction[i] = update_softmax(
@@ -283,6 +321,7 @@ HWY_NOINLINE void attend_group(
         end,
         values,
         value_stride,
+        work.ahead,
         correction,
         out,
         work.out_stride);
@@ -377,6 +416,11 @@ void attend_tiles(const AttendTask& task, float* scratch, bool convert) {
        row += kTileRows) {
     const T* keys = reinterpret_cast<const T*>(task.tiles[row / kTileRows]);
     const T* values = keys + task.key_dim * kTileRows;
+    const bool last = row + kTileRows >= end;
+    const auto* next = task.tiles[row / kTileRows + (last ? 0 : 1)];
+    work.ahead = static_cast<std::ptrdiff_t>(
+        reinterpret_cast<std::uintptr_t>(next) -
+        reinterpret_cast<std::uintptr_t>(keys));
     if (convert) {
       convert_tile(task, work, keys, values);
       attend_tile<float>(
