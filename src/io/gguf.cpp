@@ -89,6 +89,14 @@ std::string read_text(InputFile& file, std::uint64_t max_bytes) {
   return file.text(bytes);
 }
 
+// The same text, U+FFFD in place of bytes that are no UTF-8.
+std::string as_utf8(const std::string& text) {
+  using Json = nlohmann::json;
+  const std::string quoted =
+      Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return Json::parse(quoted).get<std::string>();
+}
+
 std::uint64_t scalar_bytes(std::uint32_t type) {
   constexpr std::array<std::uint8_t, 13> kBytes = {
       1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -138,7 +146,11 @@ void read_fields(
           key + " is of type " + std::to_string(type) + ", not " +
           std::to_string(field->type));
     }
-    if (type == kString) *field->text = read_text(file, kMaxTextBytes);
+    if (type == kString) {
+      *field->text = read_text(file, kMaxTextBytes);
+      // As GGUF wants it; no other format could hold it either.
+      if (as_utf8(*field->text) != *field->text) fail(key + " is no UTF-8");
+    }
     if (type == kUint32) *field->count = file.get<std::uint32_t>();
     if (type == kUint64) *field->count = file.get<std::uint64_t>();
   }
@@ -230,16 +242,13 @@ void put_text(std::string& out, std::string_view text) {
 }
 
 void put_field(std::string& out, const Field& field) {
-  using Json = nlohmann::json;
   put_text(out, field.key);
   put(out, std::uint32_t{field.type});
   if (field.type == kUint32) put(out, static_cast<std::uint32_t>(*field.count));
   if (field.type == kUint64) put(out, *field.count);
   if (field.type != kString) return;
   // Bytes that are no UTF-8, from a file's name say, must not cost the file.
-  const std::string quoted =
-      Json(*field.text).dump(-1, ' ', false, Json::error_handler_t::replace);
-  put_text(out, Json::parse(quoted).get_ref<const std::string&>());
+  put_text(out, as_utf8(*field.text));
 }
 
 }  // namespace

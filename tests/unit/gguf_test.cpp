@@ -186,6 +186,7 @@ TEST_F(GgufTest, RefusesBrokenMetadata) {
            {gguf_string("qfilters.dataset", std::string(65536, 'x')),
             "65536 bytes"},
            {gguf_string(std::string(65536, 'k'), "x"), "65536 bytes"},
+           {gguf_string("qfilters.dataset", "na\xEFve"), "is no UTF-8"},
            {bytes_of(~std::uint64_t{0}), "text of"}}) {
     EXPECT_THAT(gguf_refusal(gguf_with({field})), HasSubstr(says));
   }
