@@ -25,7 +25,6 @@
 #include "output.h"
 #include "run_options.h"
 #include "state_file.h"
-#include "utf8_stream.h"
 
 namespace qfilters::cli {
 
@@ -138,35 +137,6 @@ Prompts prompt_tokens(
   }
   return prompts;
 }
-
-/// Writes pieces to stdout at once, whole characters only.
-class Stdout {
- public:
-  void write(std::string_view piece) { put(utf8_.push(piece)); }
-
-  void finish() { put(utf8_.finish()); }
-
-  /// A line break, whatever is held back.
-  void end_line() { put("\n"); }
-
-  /// What was written so far.
-  [[nodiscard]] const std::string& text() const noexcept { return text_; }
-
-  /// The start of a character that is not written yet.
-  [[nodiscard]] const std::string& held() const noexcept {
-    return utf8_.held();
-  }
-
- private:
-  void put(const std::string& text) {
-    text_ += text;
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    flush_stdout();
-  }
-
-  Utf8Stream utf8_;
-  std::string text_;
-};
 
 struct Outcome {
   Stop stop = Stop::kLength;
@@ -308,6 +278,34 @@ std::size_t sequence_tokens(
   return count_tokens(prompts) + arguments.generation.tokens;
 }
 
+/// Goes on from a loaded state; see restore_state(). Errors name the file.
+std::string resume(
+    const GenerateArguments& arguments,
+    const Snapshot& loaded,
+    Generation& generation,
+    Conversation& conversation) {
+  try {
+    return restore_state(
+        loaded, arguments.seed_given, generation, conversation);
+  } catch (const Error& error) {
+    throw Error(error.kind(), arguments.load_state + ": " + error.what());
+  }
+}
+
+eval::RunRecord make_record(
+    const eval::RunSpec& spec,
+    const std::optional<eval::Limits>& limits,
+    const llama::Session& session,
+    const Generation& generation) {
+  eval::RunRecord record = eval::start_record(spec, limits, session.model());
+  record.stats = session.stats();
+  record.prefill_tokens = generation.fed_tokens();
+  record.decode_tokens = generation.decoded_tokens();
+  record.prefill_seconds = generation.feed_seconds();
+  record.decode_seconds = generation.decode_seconds();
+  return record;
+}
+
 /// What was loaded may be at the end of the trained length; then nothing more
 /// comes, which is no error.
 void check_room(
@@ -368,13 +366,9 @@ void generate(const GenerateArguments& arguments) {
   Conversation conversation(*model);
   Stdout out;
   if (loaded) {
-    try {
-      const std::string unfinished = restore_state(
-          *loaded, arguments.seed_given, generation, conversation);
-      if (prompts.empty() && !arguments.chat) out.write(unfinished);
-    } catch (const Error& error) {
-      throw Error(error.kind(), arguments.load_state + ": " + error.what());
-    }
+    const std::string unfinished =
+        resume(arguments, *loaded, generation, conversation);
+    if (prompts.empty() && !arguments.chat) out.write(unfinished);
     loaded.reset();
   }
   check_room(generation, prompts, *session);
@@ -393,12 +387,8 @@ void generate(const GenerateArguments& arguments) {
   const std::string text = out.text();
   if (!arguments.chat && !text.empty()) out.end_line();
 
-  eval::RunRecord record = eval::start_record(spec, limits, *model);
-  record.stats = session->stats();
-  record.prefill_tokens = generation.fed_tokens();
-  record.decode_tokens = generation.decoded_tokens();
-  record.prefill_seconds = generation.feed_seconds();
-  record.decode_seconds = generation.decode_seconds();
+  const eval::RunRecord record =
+      make_record(spec, limits, *session, generation);
   write_json(
       arguments.run.common.json, to_json(record, generation, outcome, text));
   print_summary(record, generation, outcome);

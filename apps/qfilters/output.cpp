@@ -76,6 +76,12 @@ void flush_stdout() {
   }
 }
 
+void Stdout::put(const std::string& text) {
+  text_ += text;
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_stdout();
+}
+
 void write_json(const std::string& path, const Json& json) {
   if (path.empty()) return;
   write_file_atomically(

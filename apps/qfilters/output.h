@@ -10,6 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "utf8_stream.h"
+
 namespace qfilters::cli {
 
 using Json = nlohmann::ordered_json;
@@ -46,6 +48,31 @@ void check_outputs(
 
 /// Throws Error kRuntime when what was printed did not arrive.
 void flush_stdout();
+
+/// Writes pieces of text to stdout at once, whole characters only.
+class Stdout {
+ public:
+  void write(std::string_view piece) { put(utf8_.push(piece)); }
+
+  void finish() { put(utf8_.finish()); }
+
+  /// A line break, whatever is held back.
+  void end_line() { put("\n"); }
+
+  /// What was written so far.
+  [[nodiscard]] const std::string& text() const noexcept { return text_; }
+
+  /// The start of a character that is not written yet.
+  [[nodiscard]] const std::string& held() const noexcept {
+    return utf8_.held();
+  }
+
+ private:
+  void put(const std::string& text);
+
+  Utf8Stream utf8_;
+  std::string text_;
+};
 
 /// Writes a JSON object atomically; an empty path means that none is wanted.
 /// Bytes that are not UTF-8 become U+FFFD.
