@@ -5,7 +5,6 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +14,7 @@
 #include <fmt/core.h>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 #include "qfilters/snapshot_file.h"
 
 #include "chat.h"
@@ -44,9 +44,6 @@ struct GenerateArguments {
     return !load_state.empty() || !save_state.empty();
   }
 };
-
-// Positions are 32-bit integers.
-constexpr std::size_t kMostTokens = std::numeric_limits<std::int32_t>::max();
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorKind::kInvalidArgument, "generate: " + message);

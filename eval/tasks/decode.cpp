@@ -1,11 +1,10 @@
 #include "eval/tasks/decode.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <string>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
 #include "eval/tasks/scoring.h"
 
@@ -23,8 +22,7 @@ void check_decode_options(const DecodeOptions& options) {
   if (options.contexts.empty() || options.tokens == 0) {
     refuse("there must be a context, and a token to decode at it");
   }
-  // Positions are 32-bit integers.
-  constexpr std::size_t kMost = std::numeric_limits<std::int32_t>::max() / 2;
+  constexpr std::size_t kMost = kMostTokens / 2;  // their sum must fit too
   std::size_t end = 0;
   for (const std::size_t context : options.contexts) {
     if (context > kMost || options.tokens > kMost) {

@@ -9,6 +9,7 @@
 
 #include "core/byte_io.h"
 #include "core/kv_cache_state.h"
+#include "core/sequence_layer.h"
 
 namespace qfilters {
 
@@ -96,7 +97,7 @@ void QFiltersKVCache::restore(const Snapshot& saved) {
   s.seen = in.get<std::uint64_t>();
   s.retention_fired = in.get<std::uint8_t>() != 0;
   if (in.get<std::uint8_t>() != 0) {
-    s.start_restored(in, saved.bytes("sequence").size());
+    s.start_restored(in, saved.bytes(kSequencePart).size());
     s.sequence->restore(saved);
     s.offset = s.sequence->offset();
   }

@@ -7,6 +7,9 @@
 
 namespace qfilters {
 
+/// The part of a snapshot that SequenceCache::save() writes.
+inline constexpr const char* kSequencePart = "sequence";
+
 /// A layer's stored rows and what the open micro-batch brought for it.
 struct SequenceCache::Layer {
   Layer(RowPool& pool, const RowShape& shape) : store(pool, shape) {}

@@ -1,12 +1,12 @@
 // save() and restore() of a SequenceCache.
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 #include "qfilters/sequence_cache.h"
 
 #include "core/byte_io.h"
@@ -15,8 +15,6 @@
 namespace qfilters {
 
 namespace {
-
-constexpr const char* kPart = "sequence";
 
 void write_group(ByteWriter& out, const KVStore& store, std::size_t group) {
   const auto positions = store.positions(group);
@@ -102,7 +100,7 @@ Snapshot SequenceCache::save() const {
     }
   }
   Snapshot snapshot;
-  snapshot.put(kPart, out.take());
+  snapshot.put(kSequencePart, out.take());
   return snapshot;
 }
 
@@ -136,7 +134,7 @@ void SequenceCache::restore(const Snapshot& saved) {
   if (open_) {
     throw Error(ErrorKind::kInvalidArgument, "restore: a micro-batch is open");
   }
-  ByteReader in(saved.bytes(kPart));
+  ByteReader in(saved.bytes(kSequencePart));
   const auto words = identity();
   const auto count = in.get<std::uint64_t>();
   for (std::size_t i = 0; i < words.size() && i < count; ++i) {
@@ -153,7 +151,7 @@ void SequenceCache::restore(const Snapshot& saved) {
         ErrorKind::kMismatch, "restore: the saved state is of another kind");
   }
   const auto offset = in.get<std::uint64_t>();
-  if (offset > std::uint64_t{std::numeric_limits<std::int32_t>::max()}) {
+  if (offset > kMostTokens) {
     throw Error(
         ErrorKind::kFile,
         "restore: offset " + std::to_string(offset) + " exceeds int32");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -10,27 +9,23 @@
 #include "qfilters/atomic_file.h"
 #include "qfilters/error.h"
 
+#include "io/input_file.h"
+
 namespace qfilters {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::byte> read_file(const fs::path& path, std::size_t size) {
-  std::ifstream file(path, std::ios::binary);
+std::vector<std::byte> read_file(const fs::path& path) {
+  io::InputFile file(path);
   // What is no snapshot is not read as a whole, however large it is.
-  std::vector<std::byte> bytes(std::min(size, Snapshot::kMagic.size()));
-  file.read(
-      reinterpret_cast<char*>(bytes.data()),
-      static_cast<std::streamsize>(bytes.size()));
-  if (!file || !Snapshot::begins(bytes)) return bytes;
-  file.seekg(0);
-  bytes.resize(size);
-  file.read(
-      reinterpret_cast<char*>(bytes.data()),
-      static_cast<std::streamsize>(bytes.size()));
-  if (file.bad() || static_cast<std::size_t>(file.gcount()) != bytes.size()) {
-    throw Error(ErrorKind::kFile, "it cannot be read");
-  }
+  std::vector<std::byte> bytes(
+      std::min<std::size_t>(file.size(), Snapshot::kMagic.size()));
+  file.read(bytes.data(), bytes.size());
+  if (!Snapshot::begins(bytes)) return bytes;
+  const std::size_t begun = bytes.size();
+  bytes.resize(file.size());
+  file.read(bytes.data() + begun, bytes.size() - begun);
   return bytes;
 }
 
@@ -51,12 +46,9 @@ Snapshot load_snapshot(const fs::path& path) {
         name + (missing ? "it does not exist" : "it is not a regular file"));
   }
   try {
-    const auto size = static_cast<std::size_t>(fs::file_size(path));
-    return Snapshot::decode(read_file(path, size));
+    return Snapshot::decode(read_file(path));
   } catch (const Error& cause) {
     throw Error(cause.kind(), name + cause.what());
-  } catch (const fs::filesystem_error& cause) {
-    throw Error(ErrorKind::kFile, name + cause.code().message());
   }
 }
 
