@@ -63,7 +63,10 @@ void BM_DecodeUpdate(benchmark::State& state) {
   const auto budget = static_cast<std::size_t>(state.range(0));
   const auto interval = static_cast<std::size_t>(state.range(1));
   const Rows rows(budget + 1024);
-  SequenceCache cache({{kHeads, kDim, kDim}}, bounded(budget, interval));
+  SequenceOptions options;
+  options.order = state.range(2) == 0 ? RowOrder::kTemporal : RowOrder::kSlot;
+  SequenceCache cache(
+      {{kHeads, kDim, kDim}}, bounded(budget, interval), options);
   step(cache, rows.view(0, budget + interval));
   std::size_t next = 0;
   for (auto _ : state) {
@@ -74,8 +77,9 @@ void BM_DecodeUpdate(benchmark::State& state) {
 }
 
 BENCHMARK(BM_DecodeUpdate)
-    ->ArgNames({"budget", "interval"})
-    ->ArgsProduct({{512, 2048, 4096}, {0, 64}})
+    ->ArgNames({"budget", "interval", "slots"})
+    ->ArgsProduct({{512, 2048, 4096}, {0, 64}, {0}})
+    ->ArgsProduct({{512, 2048, 4096}, {0}, {1}})
     ->UseRealTime();
 
 // A prefill of one layer into an empty cache, cut to the budget.

@@ -19,11 +19,15 @@ class EngineSession final : public Session {
       const SessionOptions& options)
       : engine_(std::move(model), options),
         cache_(make_cache(
-            std::move(policy),
+            policy,
             {/*batch=*/1,
              DType::kFloat16,
              options.byte_limit,
-             options.threads})) {}
+             options.threads,
+             // What evicts in every step does not move rows for it.
+             policy.bounded() && policy.options().interval == 0
+                 ? RowOrder::kSlot
+                 : RowOrder::kTemporal})) {}
 
   [[nodiscard]] const float* logits(std::size_t i) const override {
     return engine_.logits(i);

@@ -377,6 +377,11 @@ typedef struct qf_layer {
   size_t window; /* 0: global, within the budget; else a sliding window */
 } qf_layer;
 
+enum {
+  QF_ROWS_TEMPORAL = 0, /* positions of a head's rows ascend */
+  QF_ROWS_SLOT = 1      /* a new row takes the slot of the one that goes */
+};
+
 /* See sequence_cache.h and policy.h. */
 typedef struct qf_sequence_config {
   size_t struct_size; /* set by qf_sequence_config_init() */
@@ -387,9 +392,10 @@ typedef struct qf_sequence_config {
   size_t budget;     /* rows kept per KV head, sinks and recent included */
   size_t sinks;
   size_t recent;
-  size_t interval; /* evict only once budget + interval rows are held */
-  int32_t sign;    /* policy qfilters: +1 as published, -1 inverted */
-  uint64_t seed;   /* policy random */
+  size_t interval;   /* evict only once budget + interval rows are held */
+  int32_t sign;      /* policy qfilters: +1 as published, -1 inverted */
+  uint64_t seed;     /* policy random */
+  int32_t row_order; /* QF_ROWS_*; never changes which rows are kept */
 } qf_sequence_config;
 
 QF_API qf_status

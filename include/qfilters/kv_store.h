@@ -37,8 +37,9 @@ struct RowShape {
 };
 
 /// The stored rows of one layer, ragged per group (group = batch * kv_heads +
-/// head): each group has its own block table, positions and scores. Rows are
-/// in temporal order, positions ascending.
+/// head): each group has its own block table, positions and scores. Rows stay
+/// in the order they are appended in, unless overwrite_row() puts a newer one
+/// in the place of another.
 ///
 /// A block holds kBlockRows rows: keys first, dimension-major
 /// [key_dim][kBlockRows], so that attention runs along rows without a
@@ -99,6 +100,15 @@ class KVStore {
   /// One row, as read_key() and read_value() give it; needs reserve(). O(dim).
   void append_row(
       std::size_t group,
+      const std::uint16_t* key,
+      const std::uint16_t* value,
+      std::int32_t position,
+      float score) noexcept;
+
+  /// Puts another row in the place of stored row `row`. O(dim).
+  void overwrite_row(
+      std::size_t group,
+      std::size_t row,
       const std::uint16_t* key,
       const std::uint16_t* value,
       std::int32_t position,

@@ -31,11 +31,22 @@ struct LayerShape {
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
+/// How the rows of a head that is held within a budget lie in the store. Which
+/// rows are kept does not depend on it.
+enum class RowOrder {
+  kTemporal,  ///< positions ascend; evicting moves the rows behind
+  /// A single new row takes the slot of the row that goes: O(dim + log rows) a
+  /// head and step where the policy has interval 0. Attention then adds up its
+  /// rows in another order, which rounds otherwise.
+  kSlot,
+};
+
 struct SequenceOptions {
   std::size_t batch = 1;
   DType dtype = DType::kFloat16;  ///< kFloat16 or kBFloat16
   std::size_t byte_limit = 0;     ///< of all blocks; 0 = none
   int threads = 1;                ///< 1..kMostThreads; never changes a result
+  RowOrder order = RowOrder::kTemporal;
 };
 
 /// Counters of a sequence; bytes count keys and values in whole blocks.
@@ -152,8 +163,11 @@ class SequenceCache {
   [[nodiscard]] std::vector<float> score_stored(
       const Scorer& scorer, std::size_t layer, std::size_t group) const;
   void plan_group(GroupPlan& plan) const;
+  void plan_window(GroupPlan& plan) const;
+  void plan_eviction(GroupPlan& plan) const;
   void reserve_groups();
   void apply_plan(const GroupPlan& plan) noexcept;
+  void replace_row(const GroupPlan& plan) noexcept;
 
   Policy policy_;
   SequenceOptions options_;

@@ -1,6 +1,8 @@
 // qf_sequence: a SequenceCache.
+#include <string>
 #include <vector>
 
+#include "qfilters/error.h"
 #include "qfilters/policy.h"
 #include "qfilters/sequence_cache.h"
 
@@ -8,10 +10,13 @@
 
 namespace c_api = qfilters::c_api;
 
+using qfilters::Error;
+using qfilters::ErrorKind;
 using qfilters::KVStore;
 using qfilters::LayerShape;
 using qfilters::Policy;
 using qfilters::PolicyOptions;
+using qfilters::RowOrder;
 using qfilters::SequenceCache;
 using qfilters::SequenceOptions;
 
@@ -35,7 +40,16 @@ qf_sequence_config default_config() {
       policy.protection.recent,
       policy.interval,
       policy.sign,
-      policy.seed};
+      policy.seed,
+      QF_ROWS_TEMPORAL};
+}
+
+RowOrder order_of(std::int32_t order) {
+  if (order == QF_ROWS_TEMPORAL) return RowOrder::kTemporal;
+  if (order == QF_ROWS_SLOT) return RowOrder::kSlot;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      "row_order=" + std::to_string(order) + " is none of the QF_ROWS_*");
 }
 
 std::vector<LayerShape> layers_of(const qf_layer* layers, std::size_t count) {
@@ -88,7 +102,11 @@ qf_status qf_sequence_create(
             &c_api::deref(policy, "policy"),
             {c.budget, {c.sinks, c.recent}, c.interval, c.sign, c.seed},
             filters == nullptr ? nullptr : filters->bank),
-        {c.batch, c_api::dtype_of(c.dtype), c.byte_limit, c.threads})};
+        {c.batch,
+         c_api::dtype_of(c.dtype),
+         c.byte_limit,
+         c.threads,
+         order_of(c.row_order)})};
   });
 }
 

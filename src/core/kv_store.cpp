@@ -126,15 +126,27 @@ void KVStore::append_row(
     std::int32_t position,
     float score) noexcept {
   Group& g = groups_[group];
-  const std::size_t row = g.positions.size();
+  g.positions.push_back(position);
+  g.scores.push_back(score);
+  overwrite_row(group, rows(group) - 1, key, value, position, score);
+}
+
+void KVStore::overwrite_row(
+    std::size_t group,
+    std::size_t row,
+    const std::uint16_t* key,
+    const std::uint16_t* value,
+    std::int32_t position,
+    float score) noexcept {
+  Group& g = groups_[group];
   std::uint16_t* slot = key_slot(g, row);
   for (std::size_t d = 0; d < shape_.key_dim; ++d) {
     slot[d * kBlockRows] = key[d];
   }
   std::memcpy(
       value_slot(g, row), value, shape_.value_dim * sizeof(std::uint16_t));
-  g.positions.push_back(position);
-  g.scores.push_back(score);
+  g.positions[row] = position;
+  g.scores[row] = score;
 }
 
 void KVStore::keep(

@@ -1,30 +1,14 @@
 #include "qfilters/selection.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <numeric>
 #include <string>
 
 #include "qfilters/error.h"
 
+#include "core/order_key.h"
+
 namespace qfilters {
-
-namespace {
-
-// Maps (score, index) to one integer of the same order: NaN lowest, zeros
-// equal, larger index wins a tie. All keys of a head are distinct.
-std::uint64_t order_key(float score, std::size_t index) noexcept {
-  std::uint32_t rank = 0;
-  if (!std::isnan(score)) {
-    const auto bits =
-        std::bit_cast<std::uint32_t>(score == 0.0F ? 0.0F : score);
-    rank = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-  }
-  return (std::uint64_t{rank} << 32) | index;
-}
-
-}  // namespace
 
 std::vector<std::uint32_t> select_rows(
     std::span<const float> scores,
@@ -64,7 +48,7 @@ void select_rows(
   std::uint64_t* const keys = memory.data();
   std::uint64_t* const order = keys + candidates;
   for (std::size_t i = 0; i < candidates; ++i) {
-    keys[i] = order_key(scores[sinks + i], sinks + i);
+    keys[i] = order_key(scores[sinks + i], static_cast<std::uint32_t>(sinks + i));
   }
   std::copy_n(keys, candidates, order);
   std::nth_element(order, order + chosen, order + candidates, std::greater<>());

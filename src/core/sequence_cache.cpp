@@ -22,7 +22,8 @@ struct SequenceCache::GroupPlan {
   std::size_t rows_after = 0;
   std::size_t drop_blocks = 0;  // windowed layers: whole blocks at the front
   std::size_t evicted = 0;
-  bool keep_stored = true;              // all of them, else `stored`
+  bool in_place = false;    // the new row takes the slot of the one that goes
+  bool keep_stored = true;  // all of them, else `stored`
   std::vector<std::uint32_t> stored;    // kept stored rows
   std::vector<std::uint32_t> incoming;  // kept new rows
 };
@@ -111,6 +112,7 @@ void SequenceCache::set_policy(Policy policy) {
   for (std::size_t l = 0; policy_.bounded() && l < layers_.size(); ++l) {
     for (std::size_t g = 0; g < layers_[l]->store.shape().groups(); ++g) {
       layers_[l]->store.set_scores(g, *next++);
+      layers_[l]->queues[g].reset();
     }
   }
 }
@@ -223,45 +225,70 @@ RowsView SequenceCache::rows(std::size_t layer) const {
 }
 
 void SequenceCache::plan_group(GroupPlan& plan) const {
-  const Layer& l = *layers_[plan.layer];
-  const std::size_t window = shapes_[plan.layer].window;
-  const std::size_t stored = l.store.rows(plan.group);
-  const std::size_t tokens = open_tokens_;
+  const std::size_t stored = layers_[plan.layer]->store.rows(plan.group);
   plan.drop_blocks = 0;
   plan.evicted = 0;
+  plan.in_place = false;
   plan.keep_stored = true;
-  if (window != 0) {
-    // Only whole blocks go, so that rows keep their place in the tiles. The
-    // next query sees positions from `oldest` on.
-    const std::size_t after = offset_ + tokens;
-    const std::size_t oldest = after - std::min(after, window - 1);
-    const std::size_t first = oldest / kBlockRows * kBlockRows;
-    const std::size_t held = offset_ - stored;  // position of the first row
-    const std::size_t gone = std::min(first - std::min(first, held), stored);
-    // Rows before the window that were never stored are skipped.
-    const std::size_t skip = first > offset_ ? first - offset_ : 0;
-    plan.drop_blocks =
-        skip > 0 ? l.store.blocks(plan.group).size() : gone / kBlockRows;
-    const std::size_t kept = skip > 0 ? 0 : stored - gone;
-    fill_iota(skip, tokens, plan.incoming);
-    plan.rows_after = kept + plan.incoming.size();
+  if (shapes_[plan.layer].window != 0) return plan_window(plan);
+  plan.rows_after = policy_.rows_after_commit(stored + open_tokens_);
+  if (plan.rows_after < stored + open_tokens_) return plan_eviction(plan);
+  fill_iota(0, open_tokens_, plan.incoming);
+}
+
+void SequenceCache::plan_window(GroupPlan& plan) const {
+  const std::size_t stored = layers_[plan.layer]->store.rows(plan.group);
+  // Only whole blocks go, so that rows keep their place in the tiles. The
+  // next query sees positions from `oldest` on.
+  const std::size_t after = offset_ + open_tokens_;
+  const std::size_t oldest =
+      after - std::min(after, shapes_[plan.layer].window - 1);
+  const std::size_t first = oldest / kBlockRows * kBlockRows;
+  const std::size_t held = offset_ - stored;  // position of the first row
+  const std::size_t gone = std::min(first - std::min(first, held), stored);
+  // Rows before the window that were never stored are skipped.
+  const std::size_t skip = first > offset_ ? first - offset_ : 0;
+  plan.drop_blocks = skip > 0
+                         ? layers_[plan.layer]->store.blocks(plan.group).size()
+                         : gone / kBlockRows;
+  const std::size_t kept = skip > 0 ? 0 : stored - gone;
+  fill_iota(skip, open_tokens_, plan.incoming);
+  plan.rows_after = kept + plan.incoming.size();
+}
+
+void SequenceCache::plan_eviction(GroupPlan& plan) const {
+  Layer& l = *layers_[plan.layer];
+  const std::size_t tokens = open_tokens_;
+  const std::size_t stored = l.store.rows(plan.group);
+  const auto old = l.store.scores(plan.group);
+  const auto positions = l.store.positions(plan.group);
+  const Protection& protection = policy_.options().protection;
+  const bool slots = options_.order == RowOrder::kSlot;
+  plan.evicted = stored + tokens - plan.rows_after;
+  if (slots && tokens == 1 && stored == plan.rows_after) {
+    EvictionQueue& queue = l.queues[plan.group];
+    if (!queue.ready()) queue.build(positions, old, protection);
+    plan.in_place = true;
     return;
   }
-  plan.rows_after = policy_.rows_after_commit(stored + tokens);
-  if (plan.rows_after == stored + tokens) {
-    fill_iota(0, tokens, plan.incoming);
-    return;
-  }
+  thread_local std::vector<std::uint32_t> order;  // stored rows by position
   thread_local std::vector<float> scores;
   scores.resize(stored + tokens);
-  const auto old = l.store.scores(plan.group);
-  std::copy(old.begin(), old.end(), scores.begin());
+  if (slots) {
+    fill_iota(0, stored, order);
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+      return positions[a] < positions[b];
+    });
+    for (std::size_t i = 0; i < stored; ++i)
+      scores[i] = old[order[i]];
+  } else {
+    std::copy(old.begin(), old.end(), scores.begin());
+  }
   std::copy_n(
       l.scores.begin() + static_cast<std::ptrdiff_t>(plan.group * tokens),
       tokens,
       scores.begin() + static_cast<std::ptrdiff_t>(stored));
-  select_rows(
-      scores, plan.rows_after, policy_.options().protection, plan.stored);
+  select_rows(scores, plan.rows_after, protection, plan.stored);
   const auto split = std::lower_bound(
       plan.stored.begin(),
       plan.stored.end(),
@@ -271,12 +298,18 @@ void SequenceCache::plan_group(GroupPlan& plan) const {
     row -= static_cast<std::uint32_t>(stored);
   }
   plan.stored.erase(split, plan.stored.end());
+  if (slots) {
+    for (std::uint32_t& row : plan.stored)
+      row = order[row];
+    std::sort(plan.stored.begin(), plan.stored.end());
+  }
   plan.keep_stored = false;
-  plan.evicted = stored + tokens - plan.rows_after;
 }
 
 void SequenceCache::apply_plan(const GroupPlan& plan) noexcept {
   Layer& l = *layers_[plan.layer];
+  if (plan.in_place) return replace_row(plan);
+  l.queues[plan.group].reset();
   if (!plan.keep_stored) l.store.keep(plan.group, plan.stored);
   l.store.drop_front_blocks(plan.group, plan.drop_blocks);
   const auto scores =
@@ -289,6 +322,21 @@ void SequenceCache::apply_plan(const GroupPlan& plan) noexcept {
       static_cast<std::int32_t>(offset_),
       scores);
   l.store.shrink(plan.group);
+}
+
+void SequenceCache::replace_row(const GroupPlan& plan) noexcept {
+  Layer& l = *layers_[plan.layer];
+  const auto position = static_cast<std::int32_t>(offset_);
+  const float score = l.scores[plan.group];
+  const auto slot = l.queues[plan.group].replace(score, position);
+  if (!slot) return;
+  const std::size_t heads = l.store.shape().kv_heads;
+  const auto row = [&](const TensorView& view) {
+    return static_cast<const std::uint16_t*>(
+        view.row(plan.group / heads, plan.group % heads, 0));
+  };
+  l.store.overwrite_row(
+      plan.group, *slot, row(l.keys), row(l.values), position, score);
 }
 
 void SequenceCache::commit() {
@@ -360,6 +408,7 @@ void SequenceCache::clear() noexcept {
   rollback();
   for (const auto& layer : layers_) {
     for (std::size_t g = 0; g < layer->store.shape().groups(); ++g) {
+      layer->queues[g].reset();
       layer->store.keep(g, {});
       layer->store.shrink(g);
     }

@@ -33,9 +33,13 @@ void write_group(ByteWriter& out, const KVStore& store, std::size_t group) {
 
 // Positions must be what a run could have left, or later code would trip.
 void check_positions(
-    const std::vector<std::int32_t>& positions,
+    std::vector<std::int32_t> positions,
     std::size_t offset,
-    std::size_t window) {
+    std::size_t window,
+    RowOrder order) {
+  if (order == RowOrder::kSlot && window == 0) {
+    std::sort(positions.begin(), positions.end());
+  }
   const auto unordered = std::adjacent_find(
       positions.begin(), positions.end(), std::greater_equal<>());
   bool sound = unordered == positions.end() &&
@@ -69,6 +73,8 @@ std::vector<std::string> SequenceCache::identity() const {
     out.push_back("interval " + std::to_string(options.interval));
   }
   out.push_back(std::string("dtype ") + to_string(options_.dtype));
+  // Not for the temporal order, which was once the only one.
+  if (options_.order == RowOrder::kSlot) out.emplace_back("order slot");
   out.push_back("batch " + std::to_string(options_.batch));
   out.push_back("layers " + std::to_string(shapes_.size()));
   for (const LayerShape& shape : shapes_) {
@@ -112,7 +118,7 @@ std::unique_ptr<SequenceCache::Layer> SequenceCache::read_layer(
     const auto rows = in.get<std::uint64_t>();
     const auto positions = in.get_array<std::int32_t>(rows);
     const auto scores = in.get_array<float>(rows);
-    check_positions(positions, offset, shapes_[layer].window);
+    check_positions(positions, offset, shapes_[layer].window, options_.order);
     if (positions.size() > in.left() / shape.row_bytes()) {
       throw Error(
           ErrorKind::kFile,

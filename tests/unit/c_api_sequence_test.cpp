@@ -31,7 +31,8 @@ const Model& model() {
   return made;
 }
 
-CSequence c_sequence(const std::string& policy, const qf_filters* filters) {
+CSequence c_sequence(
+    const std::string& policy, const qf_filters* filters, RowOrder order) {
   std::vector<qf_layer> layers;
   for (const LayerShape& l : model().layers) {
     layers.push_back({l.kv_heads, l.key_dim, l.value_dim, l.window});
@@ -42,7 +43,8 @@ CSequence c_sequence(const std::string& policy, const qf_filters* filters) {
   config.budget = 40;
   config.sinks = 3;
   config.recent = 5;
-  config.interval = 6;
+  config.interval = order == RowOrder::kSlot ? 0 : 6;
+  config.row_order = order == RowOrder::kSlot ? QF_ROWS_SLOT : QF_ROWS_TEMPORAL;
   config.seed = 7;
   config.threads = 2;
   qf_sequence* out = nullptr;
@@ -155,15 +157,18 @@ TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
           layers.data(), layers.size(), nullptr, nullptr, &made),
       QF_OK);
   const CFilters filters(made);
-  PolicyOptions options = test::budget(40, 3, 5, 6);
-  options.seed = 7;
-  for (const std::string_view name : Policy::names()) {
-    SCOPED_TRACE(name);
+  const auto names = Policy::names();
+  for (std::size_t i = 0; i < 2 * names.size(); ++i) {
+    const std::string_view name = names[i / 2];
+    SequenceOptions options = model().options();
+    options.order = i % 2 == 0 ? RowOrder::kTemporal : RowOrder::kSlot;
+    SCOPED_TRACE(std::string(name) + (i % 2 == 0 ? " temporal" : " slot"));
+    PolicyOptions limits = test::budget(40, 3, 5, i % 2 == 0 ? 6 : 0);
+    limits.seed = 7;
     SequenceCache want(
-        model().layers,
-        Policy::make(name, options, model().filters),
-        model().options());
-    const CSequence sequence = c_sequence(std::string(name), filters.get());
+        model().layers, Policy::make(name, limits, model().filters), options);
+    const CSequence sequence =
+        c_sequence(std::string(name), filters.get(), options.order);
     for (const std::size_t count : {50U, 64U, 1U, 1U, 30U}) {
       append(sequence.get(), want.offset(), count);
       model().append(want, count);

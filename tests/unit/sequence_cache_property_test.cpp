@@ -26,6 +26,7 @@ using test::assert_best_rows;
 using test::Bounds;
 using test::Contents;
 using test::contents_of;
+using test::in_temporal_order;
 using test::Model;
 
 /// One to three layers, some of them windowed.
@@ -61,6 +62,12 @@ PolicyOptions options_of(const Bounds& bounds) {
   return out;
 }
 
+SequenceOptions in_any_order(const Model& model) {
+  SequenceOptions out = model.options();
+  out.order = *rc::gen::element(RowOrder::kTemporal, RowOrder::kSlot);
+  return out;
+}
+
 std::string_view any_name() {
   const auto names = Policy::names();
   return names[any_of(0, names.size() - 1)];
@@ -90,7 +97,7 @@ RC_GTEST_PROP(SequenceCachePropertyTest, KeepsTheBestRowsOfAllItHasSeen, ()) {
   const Policy policy = any_policy(model, 0);
   RC_PRE(policy.bounded());
   const std::size_t tokens = any_of(0, test::kModelTokens);
-  SequenceCache cache(model.layers, policy, model.options());
+  SequenceCache cache(model.layers, policy, in_any_order(model));
   model.feed(cache, any_split(tokens));
   // The same scorer over a cache that keeps every row.
   Bounds all;
@@ -104,14 +111,13 @@ RC_GTEST_PROP(SequenceCachePropertyTest, KeepsTheBestRowsOfAllItHasSeen, ()) {
   for (std::size_t l = 0; l < cache.layers(); ++l) {
     if (model.layers[l].window != 0) continue;
     for (std::size_t g = 0; g < cache.store(l).shape().groups(); ++g) {
-      const auto kept = cache.store(l).positions(g);
+      auto kept = contents_of(cache).layers[l][g].positions;
+      std::sort(kept.begin(), kept.end());
       const auto scores = everything.store(l).scores(g);
       RC_ASSERT(kept.size() == std::min(tokens, policy.options().budget));
       RC_ASSERT(kept.size() <= stats.rows_max);
       assert_best_rows(
-          {kept.begin(), kept.end()},
-          {scores.begin(), scores.end()},
-          policy.options().protection);
+          kept, {scores.begin(), scores.end()}, policy.options().protection);
     }
   }
 }
@@ -129,12 +135,33 @@ RC_GTEST_PROP(
   assert_same_totals(whole, split);
 }
 
+RC_GTEST_PROP(SequenceCachePropertyTest, KeepsTheSameInEitherOrder, ()) {
+  const Model model = any_model();
+  const Policy policy = any_policy(model, any_of(0, 1) * 90);
+  SequenceOptions slot = model.options();
+  slot.order = RowOrder::kSlot;
+  SequenceCache temporal_cache(model.layers, policy, model.options());
+  SequenceCache slot_cache(model.layers, policy, slot);
+  const std::size_t tokens = any_of(0, test::kModelTokens);
+  auto batches = any_split(tokens);
+  // Then one by one, where slots are overwritten, and a batch again.
+  batches.insert(batches.end(), test::kModelTokens - tokens, 1);
+  for (const std::size_t count : batches) {
+    model.feed(temporal_cache, {count});
+    model.feed(slot_cache, {count});
+  }
+  RC_ASSERT(contents_of(temporal_cache) == in_temporal_order(slot_cache));
+  assert_same_totals(temporal_cache, slot_cache);
+  RC_ASSERT(temporal_cache.stats().evictions == slot_cache.stats().evictions);
+}
+
 RC_GTEST_PROP(
     SequenceCachePropertyTest, GoesOnFromASnapshotAsIfFromItself, ()) {
   const Model model = any_model();
-  const Policy policy = any_policy(model, 90);
-  SequenceCache straight(model.layers, policy, model.options());
-  SequenceCache resumed(model.layers, policy, model.options());
+  const Policy policy = any_policy(model, any_of(0, 1) * 90);
+  const SequenceOptions options = in_any_order(model);
+  SequenceCache straight(model.layers, policy, options);
+  SequenceCache resumed(model.layers, policy, options);
   const auto batches = any_split(any_of(0, test::kModelTokens));
   const std::size_t at = any_of(0, batches.size());
   for (std::size_t i = 0; i <= batches.size(); ++i) {
@@ -151,8 +178,8 @@ RC_GTEST_PROP(
 
 RC_GTEST_PROP(SequenceCachePropertyTest, CountsWhatARecountGives, ()) {
   const Model model = any_model();
-  const Policy policy = any_policy(model, 90);
-  SequenceCache cache(model.layers, policy, model.options());
+  const Policy policy = any_policy(model, any_of(0, 1) * 90);
+  SequenceCache cache(model.layers, policy, in_any_order(model));
   std::uint64_t evictions = 0;
   std::uint64_t evicted = 0;
   std::size_t peak = 0;

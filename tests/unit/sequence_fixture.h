@@ -2,10 +2,12 @@
 
 // A small model's keys and values, and sequences fed from them.
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -134,6 +136,33 @@ inline Contents contents_of(const SequenceCache& cache) {
         std::uint16_t* row = groups[g].rows.data() + r * width;
         store.read_key(g, r, row);
         store.read_value(g, r, row + shape.key_dim);
+      }
+    }
+  }
+  return out;
+}
+
+/// The same with every head's rows sorted by position.
+inline Contents in_temporal_order(const SequenceCache& cache) {
+  const Contents stored = contents_of(cache);
+  Contents out = stored;
+  for (std::size_t l = 0; l < stored.layers.size(); ++l) {
+    for (std::size_t g = 0; g < stored.layers[l].size(); ++g) {
+      const auto& from = stored.layers[l][g];
+      auto& to = out.layers[l][g];
+      std::vector<std::size_t> order(from.positions.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+        return from.positions[a] < from.positions[b];
+      });
+      for (std::size_t i = 0; i < order.size(); ++i) {
+        const std::size_t width = from.rows.size() / order.size();
+        to.positions[i] = from.positions[order[i]];
+        to.scores[i] = from.scores[order[i]];
+        std::copy_n(
+            from.rows.begin() + static_cast<std::ptrdiff_t>(order[i] * width),
+            width,
+            to.rows.begin() + static_cast<std::ptrdiff_t>(i * width));
       }
     }
   }
