@@ -35,4 +35,22 @@ void select_rows(
     const Protection& protection,
     std::vector<std::uint32_t>& kept);
 
+/// One of the heads that share a budget.
+struct SharingHead {
+  std::span<const float> scores;
+  std::vector<std::uint32_t>* kept = nullptr;  ///< receives its rows
+};
+
+/// Which `keep` of all rows of several heads stay. In each head protected rows
+/// always stay, and the best rows up to `least` in all (or all it has). The
+/// rest of `keep` goes to the best rows anywhere, in the order above, where of
+/// rows with equal score and index the first head's is preferred. Expected
+/// O(rows of all heads). Throws Error kInvalidArgument when keep exceeds the
+/// number of rows or is smaller than what must stay.
+void select_shared(
+    std::span<const SharingHead> heads,
+    std::size_t keep,
+    std::size_t least,
+    const Protection& protection);
+
 }  // namespace qfilters

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -234,6 +235,116 @@ RC_GTEST_PROP(SelectionTest, KeepsTheSameRowsWhenRowsArriveInSteps, ()) {
     held = kept;
   }
   RC_ASSERT(held == at_once);
+}
+
+std::vector<std::vector<std::uint32_t>> shared(
+    const std::vector<std::vector<float>>& scores,
+    std::size_t keep,
+    std::size_t least,
+    const Protection& protection) {
+  std::vector<std::vector<std::uint32_t>> kept(scores.size());
+  std::vector<SharingHead> heads;
+  for (std::size_t h = 0; h < scores.size(); ++h)
+    heads.push_back({scores[h], &kept[h]});
+  select_shared(heads, keep, least, protection);
+  return kept;
+}
+
+TEST(SelectionTest, SharesABudgetAmongTheBestRowsOfAllHeads) {
+  EXPECT_THAT(
+      shared({{1, 9, 8, 7}, {2, 3, 10, 4}}, 4, 0, kNone),
+      ElementsAre(ElementsAre(1, 2, 3), ElementsAre(2)));
+}
+
+TEST(SelectionTest, LeavesEveryHeadAtLeastSomeOfASharedBudget) {
+  EXPECT_THAT(
+      shared({{5, 9, 8, 7}, {2, 3, 1, 0}}, 5, 2, kNone),
+      ElementsAre(ElementsAre(1, 2, 3), ElementsAre(0, 1)));
+  // A head of fewer rows keeps all of them.
+  EXPECT_THAT(
+      shared({{5, 9, 8, 7}, {kNaN}}, 3, 2, kNone),
+      ElementsAre(ElementsAre(1, 2), ElementsAre(0)));
+}
+
+TEST(SelectionTest, GivesTiesOfASharedBudgetToTheNewerRowThenTheFirstHead) {
+  EXPECT_THAT(
+      shared({{1, 1, 1}, {1, 1, 1}, {1, 1, 1}}, 5, 0, kNone),
+      ElementsAre(ElementsAre(1, 2), ElementsAre(1, 2), ElementsAre(2)));
+  EXPECT_THAT(
+      shared({{kNaN}, {kNaN}}, 1, 0, kNone),
+      ElementsAre(ElementsAre(0), IsEmpty()));
+}
+
+TEST(SelectionTest, RefusesASharedBudgetThatCannotBe) {
+  const auto refused = [](std::size_t keep, std::size_t least) {
+    return error_of([&] {
+      static_cast<void>(
+          shared({{1, 2, 3}, {4, 5}}, keep, least, Protection{1, 1}));
+    });
+  };
+  EXPECT_THAT(refused(6, 0), IsError(ErrorKind::kInvalidArgument, "rows=5"));
+  EXPECT_THAT(refused(3, 0), IsError(ErrorKind::kInvalidArgument, "between 4"));
+  EXPECT_THAT(refused(4, 3), IsError(ErrorKind::kInvalidArgument, "between 5"));
+}
+
+// One head is select_rows(); of several, no row that goes may beat one that
+// stays for its score.
+RC_GTEST_PROP(SelectionPropertyTest, SharesByTheOneOrderOfRows, ()) {
+  const Protection protection{
+      *rc::gen::inRange<std::size_t>(0, 3),
+      *rc::gen::inRange<std::size_t>(0, 3)};
+  std::vector<std::vector<float>> scores(*rc::gen::inRange(1, 5));
+  std::size_t rows = 0;
+  std::size_t must = 0;
+  const auto least = *rc::gen::inRange<std::size_t>(0, 8);
+  for (auto& head : scores) {
+    head = *rc::gen::container<std::vector<float>>(rc::gen::element(
+        -1.0F, -0.0F, 0.0F, 1.0F, kInfinity, kNaN, 0.5F, 3.0F));
+    rows += head.size();
+    must += std::min(
+        head.size(), std::max(least, protection.sinks + protection.recent));
+  }
+  const auto keep = *rc::gen::inRange<std::size_t>(must, rows + 1);
+  const auto kept = shared(scores, keep, least, protection);
+  std::size_t total = 0;
+  // (score or its place, index, head): the order, larger first.
+  const auto rank = [&](std::size_t h, std::size_t i) {
+    const float score = scores[h][i];
+    return std::tuple(
+        std::isnan(score) ? -kInfinity : score + 0.0F,
+        !std::isnan(score),
+        i,
+        scores.size() - h);
+  };
+  for (std::size_t h = 0; h < scores.size(); ++h) {
+    total += kept[h].size();
+    const std::size_t n = scores[h].size();
+    RC_ASSERT(kept[h].size() >= std::min(least, n));
+    // Within a head it is the selection of as many rows.
+    RC_ASSERT(kept[h] == select_rows(scores[h], kept[h].size(), protection));
+  }
+  RC_ASSERT(total == keep);
+  for (std::size_t a = 0; a < scores.size(); ++a) {
+    const std::size_t floor = std::max(
+        std::min(least, scores[a].size()),
+        std::min(scores[a].size(), protection.sinks + protection.recent));
+    if (kept[a].size() <= floor) continue;
+    // The worst row that `a` chose to keep beyond what it must.
+    auto worst =
+        std::tuple(kInfinity, true, scores[a].size(), scores.size() + 1);
+    for (const std::uint32_t i : kept[a]) {
+      if (i < protection.sinks || i + protection.recent >= scores[a].size())
+        continue;
+      worst = std::min(worst, rank(a, i));
+    }
+    for (std::size_t b = 0; b < scores.size(); ++b) {
+      for (std::size_t i = 0; i < scores[b].size(); ++i) {
+        const bool stays =
+            std::binary_search(kept[b].begin(), kept[b].end(), i);
+        RC_ASSERT(stays || rank(b, i) < worst);
+      }
+    }
+  }
 }
 
 }  // namespace
