@@ -12,14 +12,32 @@
 
 namespace qfilters {
 
-/// What a policy keeps. Rows are counted per KV head (uniform budget rule:
-/// every head of every global layer keeps the same number).
+/// Which heads share a budget: the best rows of all of them stay. Windowed
+/// layers have none; sequences of a batch never share.
+enum class BudgetRule {
+  kUniform,   ///< every head keeps the same number of rows
+  kPerLayer,  ///< the heads of a layer share
+  kShared,    ///< all heads of all layers share
+};
+
+[[nodiscard]] const char* to_string(BudgetRule rule) noexcept;
+
+/// What a policy keeps. Rows are counted per KV head, on average where heads
+/// share.
 struct PolicyOptions {
   std::size_t budget = 512;  ///< rows kept, sinks and recent rows included
   Protection protection;
-  /// Evict only once a head holds budget + interval rows, down to budget.
-  /// 0 evicts at every commit that exceeds the budget.
+  /// Evict only once a head holds budget + interval rows (on average where
+  /// heads share), down to budget. 0 evicts at every commit that exceeds the
+  /// budget.
   std::size_t interval = 0;
+  BudgetRule rule = BudgetRule::kUniform;
+  /// Share of the budget that each head keeps in any case when heads share.
+  double floor = 0.2;
+  /// Rows that are chosen together: positions [i * block, (i + 1) * block), as
+  /// far as a head still has them, compete with the mean of their scores. The
+  /// budget may cut one block a head or sharing group, its newest rows stay.
+  std::size_t block = 1;
   int sign = 1;            ///< qfilters only: +1 as published, -1 inverted
   std::uint64_t seed = 0;  ///< random only
 };
@@ -32,7 +50,8 @@ class Policy {
 
   /// By name: full, qfilters, streaming, knorm, random. `filters` is needed by
   /// qfilters only. Throws Error kInvalidArgument for an unknown name, for
-  /// sinks + recent >= budget, or when qfilters has no filters.
+  /// sinks + recent >= budget, a block of 0 or beyond kMostSize, a floor
+  /// outside 0..1, or when qfilters has no filters.
   static Policy make(
       std::string_view name,
       const PolicyOptions& options,
@@ -55,11 +74,23 @@ class Policy {
     return options_;
   }
 
-  /// Rows a head that holds `rows` keeps at a commit (the eviction rule).
-  [[nodiscard]] std::size_t rows_after_commit(std::size_t rows) const noexcept {
-    const bool over = bounded() && rows > options_.budget &&
-                      rows - options_.budget >= options_.interval;
-    return over ? options_.budget : rows;
+  /// Rows that `heads` heads which share their budget and hold `rows` together
+  /// keep at a commit (the eviction rule).
+  [[nodiscard]] std::size_t rows_after_commit(
+      std::size_t rows, std::size_t heads = 1) const noexcept {
+    // Divided, so that huge limits cannot wrap around.
+    const std::size_t each = rows / heads;
+    const bool over =
+        bounded() && each >= options_.budget &&
+        rows > heads * options_.budget &&
+        (rows - heads * options_.budget) / heads >= options_.interval;
+    return over ? heads * options_.budget : rows;
+  }
+
+  /// Rows each of some sharing heads keeps in any case, if it has them.
+  [[nodiscard]] std::size_t least_rows() const noexcept {
+    return static_cast<std::size_t>(
+        options_.floor * static_cast<double>(options_.budget));
   }
 
  private:

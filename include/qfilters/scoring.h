@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "qfilters/filter_bank.h"
+#include "qfilters/rows_view.h"
 #include "qfilters/tensor_view.h"
 
 namespace qfilters {
@@ -43,6 +44,14 @@ struct ScoreInput {
   std::int32_t first_position = 0;  ///< position of token 0 of `keys`
 };
 
+/// A head of which rows must go: all it holds, stored and new.
+struct RescoreInput {
+  std::size_t layer = 0;
+  std::size_t batch = 0;
+  std::size_t kv_head = 0;
+  const RowsView& rows;
+};
+
 /// Gives each new row one score; larger = keep. A score is computed once,
 /// when the row enters, and stays with it. Immutable and thread safe.
 class Scorer {
@@ -67,6 +76,14 @@ class Scorer {
 
   /// Writes one score per token of in.keys.
   virtual void score(const ScoreInput& in, std::span<float> out) const = 0;
+
+  /// Whether a row's score is that of its entry whatever else is there.
+  [[nodiscard]] virtual bool frozen() const noexcept { return true; }
+
+  /// Not frozen: called before rows of a head are chosen, with the scores of
+  /// their entry in the order of the view; writes the scores to choose by.
+  /// Those of the entry stay with the rows.
+  virtual void rescore(const RescoreInput& in, std::span<float> scores) const;
 };
 
 /// Q-Filters (arXiv:2503.02812): sign * key . filter[layer][head].

@@ -154,6 +154,7 @@ class SequenceCache {
  private:
   struct Layer;
   struct GroupPlan;
+  struct Sharing;
 
   /// What save() writes first and restore() insists on, in words.
   [[nodiscard]] std::vector<std::string> identity() const;
@@ -162,9 +163,15 @@ class SequenceCache {
   void check_policy(const Policy& policy) const;
   [[nodiscard]] std::vector<float> score_stored(
       const Scorer& scorer, std::size_t layer, std::size_t group) const;
+  void share_budget();
   void plan_group(GroupPlan& plan) const;
   void plan_window(GroupPlan& plan) const;
-  void plan_eviction(GroupPlan& plan) const;
+  void plan_sharing(Sharing& sharing);
+  [[nodiscard]] bool replaces(const GroupPlan& plan) const;
+  void gather_scores(GroupPlan& plan) const;
+  void choose_rows(const Sharing& sharing);
+  void split_choice(GroupPlan& plan) const;
+  void plan_commit();
   void reserve_groups();
   void apply_plan(const GroupPlan& plan) noexcept;
   void replace_row(const GroupPlan& plan) noexcept;
@@ -174,7 +181,9 @@ class SequenceCache {
   RowPool pool_;
   std::vector<LayerShape> shapes_;
   std::vector<std::unique_ptr<Layer>> layers_;
-  std::vector<GroupPlan> plans_;  // of the last commit: their memory is kept
+  // Of the last commit: their memory is kept.
+  std::vector<GroupPlan> plans_;
+  std::vector<Sharing> sharings_;
   std::size_t offset_ = 0;
   std::size_t open_tokens_ = 0;
   bool open_ = false;

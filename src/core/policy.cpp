@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
 namespace qfilters {
 
@@ -15,6 +16,11 @@ constexpr std::array<std::string_view, 5> kNames = {
     "full", "qfilters", "streaming", "knorm", "random"};
 
 }  // namespace
+
+const char* to_string(BudgetRule rule) noexcept {
+  if (rule == BudgetRule::kUniform) return "uniform";
+  return rule == BudgetRule::kPerLayer ? "per-layer" : "shared";
+}
 
 Policy Policy::full() {
   Policy policy;
@@ -61,6 +67,13 @@ Policy Policy::custom(
                   ") must be below the budget (" +
                   std::to_string(options.budget) +
                   "), or nothing can be evicted");
+  }
+  if (!is_size(options.block) || !(options.floor >= 0 && options.floor <= 1)) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "policy: block=" + std::to_string(options.block) +
+            " floor=" + std::to_string(options.floor) + ": a block of 1.." +
+            std::to_string(kMostSize) + " rows and a floor in 0..1 are needed");
   }
   Policy policy;
   policy.name_ = scorer->name();

@@ -181,6 +181,9 @@ void Scorer::check_layer(
     std::size_t /*kv_heads*/,
     std::size_t /*key_dim*/) const {}
 
+void Scorer::rescore(
+    const RescoreInput& /*in*/, std::span<float> /*scores*/) const {}
+
 std::shared_ptr<const Scorer> make_qfilters_scorer(
     std::shared_ptr<const FilterBank> filters, int sign) {
   if (filters == nullptr) {

@@ -2,31 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 #include <utility>
 
 #include "qfilters/error.h"
 #include "qfilters/limits.h"
 
-#include "core/first_failure.h"
 #include "core/sequence_layer.h"
 #include "core/shape_text.h"
 
 namespace qfilters {
-
-// What one commit does to one group.
-struct SequenceCache::GroupPlan {
-  std::size_t layer = 0;
-  std::size_t group = 0;
-  std::size_t rows_after = 0;
-  std::size_t drop_blocks = 0;  // windowed layers: whole blocks at the front
-  std::size_t evicted = 0;
-  bool in_place = false;    // the new row takes the slot of the one that goes
-  bool keep_stored = true;  // all of them, else `stored`
-  std::vector<std::uint32_t> stored;    // kept stored rows
-  std::vector<std::uint32_t> incoming;  // kept new rows
-};
 
 namespace {
 
@@ -38,12 +23,6 @@ std::string describe(const LayerShape& shape) {
 
 std::string describe(const TensorView& view) {
   return std::string(to_string(view.dtype)) + " " + shape_text(view);
-}
-
-void fill_iota(
-    std::size_t first, std::size_t last, std::vector<std::uint32_t>& out) {
-  out.resize(last - first);
-  std::iota(out.begin(), out.end(), static_cast<std::uint32_t>(first));
 }
 
 }  // namespace
@@ -81,6 +60,7 @@ SequenceCache::SequenceCache(
       plans_.back().group = g;
     }
   }
+  share_budget();
 }
 
 SequenceCache::~SequenceCache() = default;
@@ -108,6 +88,7 @@ void SequenceCache::set_policy(Policy policy) {
     }
   }
   policy_ = std::move(policy);
+  share_budget();
   auto next = scores.begin();
   for (std::size_t l = 0; policy_.bounded() && l < layers_.size(); ++l) {
     for (std::size_t g = 0; g < layers_[l]->store.shape().groups(); ++g) {
@@ -222,175 +203,6 @@ RowsView SequenceCache::rows(std::size_t layer) const {
         nullptr, options_.dtype, options_.batch, shape.kv_heads, 0, dim);
   };
   return {l.store, none(shape.key_dim), none(shape.value_dim), first};
-}
-
-void SequenceCache::plan_group(GroupPlan& plan) const {
-  const std::size_t stored = layers_[plan.layer]->store.rows(plan.group);
-  plan.drop_blocks = 0;
-  plan.evicted = 0;
-  plan.in_place = false;
-  plan.keep_stored = true;
-  if (shapes_[plan.layer].window != 0) return plan_window(plan);
-  plan.rows_after = policy_.rows_after_commit(stored + open_tokens_);
-  if (plan.rows_after < stored + open_tokens_) return plan_eviction(plan);
-  fill_iota(0, open_tokens_, plan.incoming);
-}
-
-void SequenceCache::plan_window(GroupPlan& plan) const {
-  const std::size_t stored = layers_[plan.layer]->store.rows(plan.group);
-  // Only whole blocks go, so that rows keep their place in the tiles. The
-  // next query sees positions from `oldest` on.
-  const std::size_t after = offset_ + open_tokens_;
-  const std::size_t oldest =
-      after - std::min(after, shapes_[plan.layer].window - 1);
-  const std::size_t first = oldest / kBlockRows * kBlockRows;
-  const std::size_t held = offset_ - stored;  // position of the first row
-  const std::size_t gone = std::min(first - std::min(first, held), stored);
-  // Rows before the window that were never stored are skipped.
-  const std::size_t skip = first > offset_ ? first - offset_ : 0;
-  plan.drop_blocks = skip > 0
-                         ? layers_[plan.layer]->store.blocks(plan.group).size()
-                         : gone / kBlockRows;
-  const std::size_t kept = skip > 0 ? 0 : stored - gone;
-  fill_iota(skip, open_tokens_, plan.incoming);
-  plan.rows_after = kept + plan.incoming.size();
-}
-
-void SequenceCache::plan_eviction(GroupPlan& plan) const {
-  Layer& l = *layers_[plan.layer];
-  const std::size_t tokens = open_tokens_;
-  const std::size_t stored = l.store.rows(plan.group);
-  const auto old = l.store.scores(plan.group);
-  const auto positions = l.store.positions(plan.group);
-  const Protection& protection = policy_.options().protection;
-  const bool slots = options_.order == RowOrder::kSlot;
-  plan.evicted = stored + tokens - plan.rows_after;
-  if (slots && tokens == 1 && stored == plan.rows_after) {
-    EvictionQueue& queue = l.queues[plan.group];
-    if (!queue.ready()) queue.build(positions, old, protection);
-    plan.in_place = true;
-    return;
-  }
-  thread_local std::vector<std::uint32_t> order;  // stored rows by position
-  thread_local std::vector<float> scores;
-  scores.resize(stored + tokens);
-  if (slots) {
-    fill_iota(0, stored, order);
-    std::sort(order.begin(), order.end(), [&](auto a, auto b) {
-      return positions[a] < positions[b];
-    });
-    for (std::size_t i = 0; i < stored; ++i)
-      scores[i] = old[order[i]];
-  } else {
-    std::copy(old.begin(), old.end(), scores.begin());
-  }
-  std::copy_n(
-      l.scores.begin() + static_cast<std::ptrdiff_t>(plan.group * tokens),
-      tokens,
-      scores.begin() + static_cast<std::ptrdiff_t>(stored));
-  select_rows(scores, plan.rows_after, protection, plan.stored);
-  const auto split = std::lower_bound(
-      plan.stored.begin(),
-      plan.stored.end(),
-      static_cast<std::uint32_t>(stored));
-  plan.incoming.assign(split, plan.stored.end());
-  for (std::uint32_t& row : plan.incoming) {
-    row -= static_cast<std::uint32_t>(stored);
-  }
-  plan.stored.erase(split, plan.stored.end());
-  if (slots) {
-    for (std::uint32_t& row : plan.stored)
-      row = order[row];
-    std::sort(plan.stored.begin(), plan.stored.end());
-  }
-  plan.keep_stored = false;
-}
-
-void SequenceCache::apply_plan(const GroupPlan& plan) noexcept {
-  Layer& l = *layers_[plan.layer];
-  if (plan.in_place) return replace_row(plan);
-  l.queues[plan.group].reset();
-  if (!plan.keep_stored) l.store.keep(plan.group, plan.stored);
-  l.store.drop_front_blocks(plan.group, plan.drop_blocks);
-  const auto scores =
-      std::span(l.scores).subspan(plan.group * open_tokens_, open_tokens_);
-  l.store.append(
-      plan.group,
-      l.keys,
-      l.values,
-      plan.incoming,
-      static_cast<std::int32_t>(offset_),
-      scores);
-  l.store.shrink(plan.group);
-}
-
-void SequenceCache::replace_row(const GroupPlan& plan) noexcept {
-  Layer& l = *layers_[plan.layer];
-  const auto position = static_cast<std::int32_t>(offset_);
-  const float score = l.scores[plan.group];
-  const auto slot = l.queues[plan.group].replace(score, position);
-  if (!slot) return;
-  const std::size_t heads = l.store.shape().kv_heads;
-  const auto row = [&](const TensorView& view) {
-    return static_cast<const std::uint16_t*>(
-        view.row(plan.group / heads, plan.group % heads, 0));
-  };
-  l.store.overwrite_row(
-      plan.group, *slot, row(l.keys), row(l.values), position, score);
-}
-
-void SequenceCache::commit() {
-  for (std::size_t l = 0; l < layers_.size(); ++l) {
-    if (open_ && layers_[l]->appended) continue;
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        !open_ ? "commit: no micro-batch is open"
-               : "commit: layer " + std::to_string(l) + " has no new rows");
-  }
-  // Everything that can fail comes first; from apply_plan on nothing does.
-  const auto count = static_cast<std::ptrdiff_t>(plans_.size());
-  const int threads = options_.threads;
-  FirstFailure failure;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (std::ptrdiff_t i = 0; i < count; ++i) {
-    failure.guard([&] { plan_group(plans_[static_cast<std::size_t>(i)]); });
-  }
-  failure.rethrow();
-  reserve_groups();
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (std::ptrdiff_t i = 0; i < count; ++i) {
-    apply_plan(plans_[static_cast<std::size_t>(i)]);
-  }
-
-  std::uint64_t evicted = 0;
-  for (const GroupPlan& plan : plans_)
-    evicted += plan.evicted;
-  counters_.rows_evicted += evicted;
-  counters_.evictions += evicted > 0 ? 1 : 0;
-  for (const auto& layer : layers_) {
-    counters_.non_finite_scores += layer->non_finite;
-    layer->non_finite = 0;
-    counters_.kv_bytes_full += layer->store.shape().groups() *
-                               layer->store.shape().row_bytes() * open_tokens_;
-  }
-  offset_ += open_tokens_;
-  rollback();  // closes the micro-batch
-}
-
-void SequenceCache::reserve_groups() {
-  std::size_t done = 0;
-  try {
-    for (; done < plans_.size(); ++done) {
-      const GroupPlan& plan = plans_[done];
-      layers_[plan.layer]->store.reserve(
-          plan.group, plan.rows_after + plan.drop_blocks * kBlockRows);
-    }
-  } catch (...) {
-    for (std::size_t i = 0; i < done; ++i) {
-      layers_[plans_[i].layer]->store.shrink(plans_[i].group);
-    }
-    throw;
-  }
 }
 
 void SequenceCache::rollback() noexcept {

@@ -27,4 +27,27 @@ struct SequenceCache::Layer {
   std::uint64_t non_finite = 0;
 };
 
+/// What one commit does to one group.
+struct SequenceCache::GroupPlan {
+  std::size_t layer = 0;
+  std::size_t group = 0;
+  std::size_t rows_after = 0;
+  std::size_t drop_blocks = 0;  // windowed layers: whole blocks at the front
+  std::size_t evicted = 0;
+  bool in_place = false;  // the new row takes the slot of the one that goes
+  bool chosen = false;    // `kept` says which rows stay, else all stored ones
+  // Chosen only, of stored and new rows in temporal order.
+  std::vector<std::uint32_t> order;  // stored rows by position, if not so
+  std::vector<float> scores;
+  std::vector<std::uint32_t> kept;      // in the end the stored ones alone
+  std::vector<std::uint32_t> incoming;  // new rows that stay
+};
+
+/// Heads that share a budget.
+struct SequenceCache::Sharing {
+  std::vector<std::size_t> plans;
+  std::size_t keep = 0;
+  bool evicts = false;
+};
+
 }  // namespace qfilters

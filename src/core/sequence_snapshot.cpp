@@ -71,9 +71,16 @@ std::vector<std::string> SequenceCache::identity() const {
     out.push_back("sinks " + std::to_string(options.protection.sinks));
     out.push_back("recent " + std::to_string(options.protection.recent));
     out.push_back("interval " + std::to_string(options.interval));
+    // What was once the only way is not named.
+    if (options.rule != BudgetRule::kUniform) {
+      out.push_back(std::string("rule ") + to_string(options.rule));
+      out.push_back("least " + std::to_string(policy_.least_rows()));
+    }
+    if (options.block != 1) {
+      out.push_back("block " + std::to_string(options.block));
+    }
   }
   out.push_back(std::string("dtype ") + to_string(options_.dtype));
-  // Not for the temporal order, which was once the only one.
   if (options_.order == RowOrder::kSlot) out.emplace_back("order slot");
   out.push_back("batch " + std::to_string(options_.batch));
   out.push_back("layers " + std::to_string(shapes_.size()));
