@@ -16,6 +16,7 @@
 
 #include "llama/calibrate.h"
 #include "llama/engine.h"
+#include "policies/registry.h"
 
 namespace qfilters::eval {
 
@@ -38,12 +39,20 @@ std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
   return std::min(budget / 2, budget - spec.sinks - 1);
 }
 
+BudgetRule parse_rule(const std::string& name) {
+  for (const BudgetRule rule :
+       {BudgetRule::kUniform, BudgetRule::kPerLayer, BudgetRule::kShared}) {
+    if (name == to_string(rule)) return rule;
+  }
+  refuse("rule: '" + name + "' is not one of uniform, per-layer, shared");
+}
+
 }  // namespace
 
 std::vector<std::string> policy_names() {
   std::vector<std::string> names{std::string(kLlama)};
-  for (const std::string_view name : Policy::names()) {
-    names.emplace_back(name);
+  for (const policies::PolicyInfo& info : policies::all()) {
+    names.emplace_back(info.name);
   }
   return names;
 }
@@ -53,7 +62,8 @@ bool is_bounded(std::string_view policy) {
 }
 
 bool needs_filters(std::string_view policy) {
-  return policy == "qfilters";
+  const policies::PolicyInfo* const info = policies::find(policy);
+  return info != nullptr && info->needs_filters;
 }
 
 void check_spec(const RunSpec& spec) {
@@ -79,6 +89,13 @@ void check_spec(const RunSpec& spec) {
   }
   if (type == "q8_0" && !spec.llama_flash_attention) {
     refuse("cache type: llama.cpp's q8_0 cache needs flash attention on");
+  }
+  static_cast<void>(parse_rule(spec.rule));
+  if (!is_size(spec.block) || !(spec.floor >= 0 && spec.floor <= 1)) {
+    refuse(
+        "block: " + std::to_string(spec.block) +
+        ", floor: " + std::to_string(spec.floor) +
+        ": a block of 1 or more rows and a floor in 0..1 are needed");
   }
   if (spec.protocol == "one-shot") {
     throw Error(
@@ -176,10 +193,13 @@ std::unique_ptr<llama::Session> open_session(
     rows.protection = {limits->sinks, limits->recent};
     rows.interval = limits->interval;
     rows.seed = spec.seed;
+    rows.rule = parse_rule(spec.rule);
+    rows.floor = spec.floor;
+    rows.block = spec.block;
   }
   return llama::make_engine_session(
       std::move(model),
-      Policy::make(spec.policy, rows, std::move(filters)),
+      policies::make(spec.policy, rows, std::move(filters)),
       options);
 }
 
@@ -230,6 +250,11 @@ Json to_json(const RunRecord& record) {
   json["sink"] = limit(&Limits::sinks);
   json["recent"] = limit(&Limits::recent);
   json["interval"] = limit(&Limits::interval);
+  if (record.limits) {
+    json["rule"] = record.spec.rule;
+    json["floor"] = record.spec.floor;
+    json["block"] = record.spec.block;
+  }
   json["chunk"] = record.spec.chunk;
   json["threads"] = record.spec.threads;
   json["isa"] = active_isa();

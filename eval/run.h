@@ -32,8 +32,11 @@ struct RunSpec {
   std::string policy = "qfilters";
   Budget budget;
   std::size_t sinks = 4;
-  std::optional<std::size_t> recent;  ///< see limits_of() for the default
+  std::optional<std::size_t> recent;    ///< see limits_of() for the default
   std::optional<std::size_t> interval;  ///< see limits_of() for the default
+  std::string rule = "uniform";         ///< or per-layer, shared: BudgetRule
+  double floor = 0.2;                   ///< see PolicyOptions
+  std::size_t block = 1;                ///< see PolicyOptions
   std::size_t chunk = 256;
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the policy `random`
@@ -66,9 +69,9 @@ void check_spec(const RunSpec& spec);
 /// The limits of a run over `tokens` tokens; none when the policy keeps every
 /// row. The interval defaults to a sixteenth of the budget in whole blocks, at
 /// least one: eviction then costs about the same per step whatever the budget,
-/// and the rows on top stay few. Recent rows default to half of the budget (as far as the sinks leave
-/// room), to 0 for `streaming`, which keeps the newest rows anyway. Throws
-/// Error kInvalidArgument unless budget > sinks + recent.
+/// and the rows on top stay few. Recent rows default to half of the budget (as
+/// far as the sinks leave room), to 0 for `streaming`, which keeps the newest
+/// rows anyway. Throws Error kInvalidArgument unless budget > sinks + recent.
 [[nodiscard]] std::optional<Limits> limits_of(
     const RunSpec& spec,
     std::size_t tokens,

@@ -116,6 +116,21 @@ void add_run_options(
           "Evict once so many rows are held beyond the budget; 0: always [a "
           "sixteenth of the budget in whole blocks of 64, at least 64]")
       ->check(whole_number());
+  command
+      .add_option(
+          "--rule",
+          options.rule,
+          "Who shares the budget: uniform (every head keeps the same number of "
+          "rows), per-layer (the heads of a layer share) or shared (all heads)")
+      ->capture_default_str();
+  command
+      .add_option(
+          "--floor",
+          options.floor,
+          "Share of the budget each head keeps in any case when heads share")
+      ->capture_default_str();
+  add_count(
+      command, "--block", options.block, "Neighbouring rows chosen together");
   add_count(
       command, "--seed", options.seed, "Seed of sampling and of policy random");
   command
@@ -138,6 +153,9 @@ std::vector<eval::RunSpec> make_specs(const RunOptions& options) {
   base.sinks = options.sinks;
   base.recent = options.recent;
   base.interval = options.interval;
+  base.rule = options.rule;
+  base.floor = options.floor;
+  base.block = options.block;
   base.chunk = options.chunk;
   base.threads = options.common.threads;
   base.seed = options.seed;

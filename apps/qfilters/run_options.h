@@ -28,6 +28,9 @@ struct RunOptions {
   std::size_t sinks = 4;
   std::optional<std::size_t> recent;
   std::optional<std::size_t> interval;
+  std::string rule = "uniform";
+  double floor = 0.2;
+  std::size_t block = 1;
   std::size_t chunk = 256;
   std::uint64_t seed = 0;
   int gpu_layers = 0;

@@ -35,6 +35,10 @@ void key_norms(
     std::size_t head,
     std::span<float> out);
 
+/// All keys of a head, stored rows first, as float32 [rows, key_dim]. Throws
+/// Error kShape unless `out` has that size. O(rows * key_dim).
+void read_keys(const RowsView& rows, std::size_t group, std::span<float> out);
+
 /// The rows a scorer sees when they enter the cache: one KV head.
 struct ScoreInput {
   std::size_t layer = 0;

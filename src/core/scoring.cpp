@@ -4,9 +4,11 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "qfilters/error.h"
 
+#include "core/half.h"
 #include "core/shape_text.h"
 #include "kernels/score_keys.h"
 
@@ -174,6 +176,26 @@ void key_norms(
       head_rows("key norms", keys, batch, head, out.size()), out.data());
   for (float& norm : out)
     norm = std::sqrt(norm);
+}
+
+void read_keys(const RowsView& rows, std::size_t group, std::span<float> out) {
+  const RowShape& shape = rows.shape();
+  if (out.size() != rows.rows(group) * shape.key_dim) {
+    throw Error(
+        ErrorKind::kShape,
+        "read keys: room for " + std::to_string(out.size()) + " values, not " +
+            std::to_string(rows.rows(group)) + " rows of " +
+            std::to_string(shape.key_dim));
+  }
+  std::vector<std::uint16_t> row(shape.key_dim);
+  for (std::size_t r = 0; r < rows.rows(group); ++r) {
+    rows.read_key(group, r, row.data());
+    for (std::size_t d = 0; d < row.size(); ++d) {
+      out[r * row.size() + d] = shape.dtype == DType::kFloat16
+                                    ? from_float16(row[d])
+                                    : from_bfloat16(row[d]);
+    }
+  }
 }
 
 void Scorer::check_layer(
