@@ -13,8 +13,9 @@ namespace qfilters::policies {
 
 namespace {
 
-constexpr std::array<PolicyInfo, 6> kPolicies = {{
+constexpr std::array<PolicyInfo, 7> kPolicies = {{
     {"full", "every row stays"},
+    {"auto", "ours, after arXiv:2505.23416 and arXiv:2601.07891", true},
     {"qfilters", "arXiv:2503.02812", true},
     {"streaming", "arXiv:2309.17453"},
     {"knorm", "arXiv:2406.11430"},

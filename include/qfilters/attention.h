@@ -8,8 +8,8 @@
 namespace qfilters {
 
 struct AttentionOptions {
-  float scale = 0;         ///< applied to q . k; 0 means 1 / sqrt(dim)
-  float soft_cap = 0;      ///< s -> cap * tanh(s / cap); 0 means off
+  float scale = 0;     ///< applied to q . k; 0 means 1 / sqrt(dim)
+  float soft_cap = 0;  ///< s -> cap * tanh(s / cap); 0 means off
   /// Query q sees keys k with q - k < window; 0: all. Needs rows in temporal
   /// order.
   std::size_t window = 0;

@@ -48,10 +48,11 @@ class Policy {
   /// Keeps every row.
   static Policy full();
 
-  /// By name: full, qfilters, streaming, knorm, random. `filters` is needed by
-  /// qfilters only. Throws Error kInvalidArgument for an unknown name, for
-  /// sinks + recent >= budget, a block of 0 or beyond kMostSize, a floor
-  /// outside 0..1, or when qfilters has no filters.
+  /// By name: full, auto, qfilters, streaming, knorm, random. auto and qfilters
+  /// need `filters`, each its own kind (see scoring.h). Throws Error
+  /// kInvalidArgument for an unknown name, for sinks + recent >= budget, a
+  /// block of 0 or beyond kMostSize, a floor outside 0..1, or when filters are
+  /// missing.
   static Policy make(
       std::string_view name,
       const PolicyOptions& options,

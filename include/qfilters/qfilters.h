@@ -10,6 +10,7 @@
 #include "qfilters/filter_bank.h"
 #include "qfilters/fingerprint.h"
 #include "qfilters/isa.h"
+#include "qfilters/key_regression.h"
 #include "qfilters/kv_cache.h"
 #include "qfilters/kv_store.h"
 #include "qfilters/limits.h"

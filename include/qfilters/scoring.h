@@ -28,6 +28,17 @@ void score_projection(
     float sign,
     std::span<float> out);
 
+/// A quadratic score: sum over d of (linear_d + square_d * k_d) * k_d, in the
+/// canonical order above, plus norm * |k| plus offset. `coefficients` are
+/// linear, square [dim each], norm, offset, as KeyRegression fits them. Throws
+/// Error kShape when they or out do not fit the view. O(tokens * dim).
+void score_quadratic(
+    const TensorView& keys,
+    std::size_t batch,
+    std::size_t head,
+    std::span<const float> coefficients,
+    std::span<float> out);
+
 /// Euclidean norm of keys, squares summed in the canonical order above.
 void key_norms(
     const TensorView& keys,
@@ -94,6 +105,14 @@ class Scorer {
 /// Throws Error kInvalidArgument unless sign is +1 or -1.
 [[nodiscard]] std::shared_ptr<const Scorer> make_qfilters_scorer(
     std::shared_ptr<const FilterBank> filters, int sign = 1);
+
+/// Ours: score_quadratic() with coefficients fitted to how much attention a key
+/// gets when the model reads its context again (the score of KVzip,
+/// arXiv:2505.23416, predicted from the key alone as KVzap, arXiv:2601.07891,
+/// predicts it from hidden states). Comparable across heads and layers, made
+/// for BudgetRule::kShared. `filters` are KeyRegression's.
+[[nodiscard]] std::shared_ptr<const Scorer> make_reconstruction_scorer(
+    std::shared_ptr<const FilterBank> filters);
 
 /// StreamingLLM (arXiv:2309.17453): the newest rows stay; score = position.
 [[nodiscard]] std::shared_ptr<const Scorer> make_streaming_scorer();

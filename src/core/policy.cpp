@@ -12,8 +12,8 @@ namespace qfilters {
 
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames = {
-    "full", "qfilters", "streaming", "knorm", "random"};
+constexpr std::array<std::string_view, 6> kNames = {
+    "full", "auto", "qfilters", "streaming", "knorm", "random"};
 
 }  // namespace
 
@@ -43,6 +43,9 @@ Policy Policy::make(
         "policy: unknown name '" + std::string(name) + "'; known: " + list);
   }
   if (*known == "full") return full();
+  if (*known == "auto") {
+    return custom(make_reconstruction_scorer(std::move(filters)), options);
+  }
   if (*known == "qfilters") {
     return custom(
         make_qfilters_scorer(std::move(filters), options.sign), options);

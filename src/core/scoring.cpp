@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "qfilters/error.h"
+#include "qfilters/key_regression.h"
 
 #include "core/half.h"
 #include "core/shape_text.h"
@@ -40,6 +41,36 @@ kernels::HalfRows head_rows(
                                     : kernels::Half::kBFloat16};
 }
 
+// Throws unless a layer's filters are [heads, dim].
+void check_bank(
+    const char* name,
+    const FilterBank& filters,
+    std::size_t layer,
+    std::size_t heads,
+    std::size_t dim) {
+  const bool exists = layer < filters.layers();
+  if (exists && filters.layer(layer).heads == heads &&
+      filters.layer(layer).dim == dim) {
+    return;
+  }
+  const std::string have =
+      exists ? "[" + std::to_string(filters.layer(layer).heads) + ", " +
+                   std::to_string(filters.layer(layer).dim) + "]"
+             : "none (" + std::to_string(filters.layers()) + " layers)";
+  throw Error(
+      ErrorKind::kMismatch,
+      std::string(name) + ": layer " + std::to_string(layer) +
+          " needs filters [" + std::to_string(heads) + ", " +
+          std::to_string(dim) + "], these have " + have);
+}
+
+void check_given(const char* name, const FilterBank* filters) {
+  if (filters != nullptr) return;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      std::string(name) + ": no filters; make them with `qfilters calibrate`");
+}
+
 class QFiltersScorer final : public Scorer {
  public:
   QFiltersScorer(std::shared_ptr<const FilterBank> filters, int sign)
@@ -55,21 +86,7 @@ class QFiltersScorer final : public Scorer {
 
   void check_layer(std::size_t layer, std::size_t kv_heads, std::size_t key_dim)
       const override {
-    const bool exists = layer < filters_->layers();
-    if (exists && filters_->layer(layer).heads == kv_heads &&
-        filters_->layer(layer).dim == key_dim) {
-      return;
-    }
-    const std::string have =
-        exists ? "[" + std::to_string(filters_->layer(layer).heads) + ", " +
-                     std::to_string(filters_->layer(layer).dim) + "]"
-               : "none (" + std::to_string(filters_->layers()) + " layers)";
-    throw Error(
-        ErrorKind::kMismatch,
-        "qfilters: layer " + std::to_string(layer) +
-            " needs filters [kv_heads, key_dim] = [" +
-            std::to_string(kv_heads) + ", " + std::to_string(key_dim) +
-            "], the filters have " + have);
+    check_bank("qfilters", *filters_, layer, kv_heads, key_dim);
   }
 
   void score(const ScoreInput& in, std::span<float> out) const override {
@@ -85,6 +102,37 @@ class QFiltersScorer final : public Scorer {
  private:
   std::shared_ptr<const FilterBank> filters_;
   float sign_;
+};
+
+class ReconstructionScorer final : public Scorer {
+ public:
+  explicit ReconstructionScorer(std::shared_ptr<const FilterBank> filters)
+      : filters_(std::move(filters)) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "auto";
+  }
+
+  [[nodiscard]] std::string identity() const override {
+    return "auto " + filters_->fingerprint();
+  }
+
+  void check_layer(std::size_t layer, std::size_t kv_heads, std::size_t key_dim)
+      const override {
+    check_bank("auto", *filters_, layer, kv_heads, quadratic_size(key_dim));
+  }
+
+  void score(const ScoreInput& in, std::span<float> out) const override {
+    score_quadratic(
+        in.keys,
+        in.batch,
+        in.kv_head,
+        filters_->layer(in.layer).head(in.kv_head),
+        out);
+  }
+
+ private:
+  std::shared_ptr<const FilterBank> filters_;
 };
 
 class StreamingScorer final : public Scorer {
@@ -167,6 +215,34 @@ void score_projection(
   kernels::project_rows(rows, filter.data(), sign, out.data());
 }
 
+void score_quadratic(
+    const TensorView& keys,
+    std::size_t batch,
+    std::size_t head,
+    std::span<const float> coefficients,
+    std::span<float> out) {
+  const auto rows = head_rows("score", keys, batch, head, out.size());
+  const std::size_t dim = keys.dim;
+  if (coefficients.size() != quadratic_size(dim)) {
+    throw Error(
+        ErrorKind::kShape,
+        "score: " + std::to_string(coefficients.size()) +
+            " coefficients for keys of " + std::to_string(dim) +
+            " dimensions, " + std::to_string(quadratic_size(dim)) +
+            " are needed");
+  }
+  thread_local std::vector<float> norms;
+  norms.resize(out.size());
+  key_norms(keys, batch, head, norms);
+  kernels::quadratic_rows(
+      rows, coefficients.data(), coefficients.data() + dim, out.data());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const float norm = coefficients[2 * dim] * norms[i];
+    out[i] = out[i] + norm;
+    out[i] = out[i] + coefficients[2 * dim + 1];
+  }
+}
+
 void key_norms(
     const TensorView& keys,
     std::size_t batch,
@@ -208,17 +284,19 @@ void Scorer::rescore(
 
 std::shared_ptr<const Scorer> make_qfilters_scorer(
     std::shared_ptr<const FilterBank> filters, int sign) {
-  if (filters == nullptr) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        "qfilters: no filters; make them with `qfilters calibrate`");
-  }
+  check_given("qfilters", filters.get());
   if (sign != 1 && sign != -1) {
     throw Error(
         ErrorKind::kInvalidArgument,
         "qfilters: sign must be +1 or -1, got " + std::to_string(sign));
   }
   return std::make_shared<QFiltersScorer>(std::move(filters), sign);
+}
+
+std::shared_ptr<const Scorer> make_reconstruction_scorer(
+    std::shared_ptr<const FilterBank> filters) {
+  check_given("auto", filters.get());
+  return std::make_shared<ReconstructionScorer>(std::move(filters));
 }
 
 std::shared_ptr<const Scorer> make_streaming_scorer() {

@@ -24,4 +24,12 @@ void project_rows(
 /// out[i] = row i . row i in the same order.
 void square_rows(const HalfRows& rows, float* out) noexcept;
 
+/// out[i] = sum of (linear + square * k) * k over the dimensions k of row i,
+/// each operation rounded, in the same order.
+void quadratic_rows(
+    const HalfRows& rows,
+    const float* linear,
+    const float* square,
+    float* out) noexcept;
+
 }  // namespace qfilters::kernels
