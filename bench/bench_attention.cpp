@@ -1,4 +1,9 @@
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <ctime>
+#include <thread>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -23,35 +28,58 @@ std::vector<std::uint16_t> halves(std::size_t count) {
   return out;
 }
 
-// New queries over stored rows: tokens = 1 is decoding.
-void BM_Attend(benchmark::State& state) {
-  const auto rows = static_cast<std::size_t>(state.range(0));
-  const auto tokens = static_cast<std::size_t>(state.range(1));
-  const auto heads = static_cast<std::size_t>(state.range(2));
-  const auto share = static_cast<std::size_t>(state.range(3));
-  const auto dim = static_cast<std::size_t>(state.range(4));
-  SequenceCache cache({{heads, dim, dim}}, Policy::full());
-  const auto fill = halves(rows * heads * dim);
-  const auto view = [&](std::size_t count) {
-    return TensorView::dense(
-        fill.data(), DType::kFloat16, 1, heads, count, dim);
-  };
-  cache.begin(rows - tokens);
-  cache.append(0, view(rows - tokens), view(rows - tokens));
-  cache.commit();
-  cache.begin(tokens);
-  cache.append(0, view(tokens), view(tokens));
-  const std::vector<float> query(heads * share * tokens * dim, 0.1F);
-  std::vector<float> out(query.size());
-  for (auto _ : state) {
+// New queries over stored rows: tokens = 1 is decoding. The arguments of
+// attention_shapes.h.
+class Attention {
+ public:
+  explicit Attention(const benchmark::State& state)
+      : rows_(static_cast<std::size_t>(state.range(0))),
+        tokens_(static_cast<std::size_t>(state.range(1))),
+        kv_heads_(static_cast<std::size_t>(state.range(2))),
+        heads_(kv_heads_ * static_cast<std::size_t>(state.range(3))),
+        dim_(static_cast<std::size_t>(state.range(4))),
+        fill_(halves(rows_ * kv_heads_ * dim_)),
+        query_(heads_ * tokens_ * dim_, 0.1F),
+        out_(query_.size()),
+        cache_({{kv_heads_, dim_, dim_}}, Policy::full()) {
+    append(rows_ - tokens_);
+    cache_.commit();
+    append(tokens_);
+  }
+
+  void compute(const AttentionOptions& options) {
     attend(
         TensorView::dense(
-            query.data(), DType::kFloat32, 1, heads * share, tokens, dim),
-        cache.rows(0),
-        {},
-        OutputView::dense(out.data(), 1, heads * share, tokens, dim));
+            query_.data(), DType::kFloat32, 1, heads_, tokens_, dim_),
+        cache_.rows(0),
+        options,
+        OutputView::dense(out_.data(), 1, heads_, tokens_, dim_));
     benchmark::ClobberMemory();
   }
+
+ private:
+  void append(std::size_t count) {
+    const auto view = TensorView::dense(
+        fill_.data(), DType::kFloat16, 1, kv_heads_, count, dim_);
+    cache_.begin(count);
+    cache_.append(0, view, view);
+  }
+
+  std::size_t rows_;
+  std::size_t tokens_;
+  std::size_t kv_heads_;
+  std::size_t heads_;
+  std::size_t dim_;
+  std::vector<std::uint16_t> fill_;
+  std::vector<float> query_;
+  std::vector<float> out_;
+  SequenceCache cache_;
+};
+
+void BM_Attend(benchmark::State& state) {
+  Attention attention(state);
+  for (auto _ : state)
+    attention.compute({});
   count_attention(state);
 }
 
@@ -61,6 +89,70 @@ BENCHMARK(BM_Attend)
     ->Args({4096, 1, 8, 4, 128})
     ->Args({4096, 256, 8, 4, 128})
     ->Args({2048, 2048, 8, 4, 128});
+
+// Whether `count` threads at once each get a core of their own: their
+// processor time is as long as the time on the wall.
+bool cores_are_idle(int count) {
+  std::atomic<bool> idle = true;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) {
+    threads.emplace_back([&idle] {
+      using Clock = std::chrono::steady_clock;
+      constexpr double kSeconds = 0.03;
+      const auto processor = [] {
+        timespec now{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+        return static_cast<double>(now.tv_sec) +
+               1e-9 * static_cast<double>(now.tv_nsec);
+      };
+      const auto start = Clock::now();
+      const double before = processor();
+      double wall = 0;
+      while (wall < kSeconds) {
+        wall = std::chrono::duration<double>(Clock::now() - start).count();
+      }
+      if (processor() - before < 0.95 * wall) idle = false;
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  return idle;
+}
+
+// The same on one thread and on two, in turn: `speedup` is the ratio of the
+// medians, the time that of two threads.
+void BM_AttendTwoThreads(benchmark::State& state) {
+  constexpr const char* kBusy = "no two idle cores: the ratio means nothing";
+  if (!cores_are_idle(2)) return state.SkipWithError(kBusy);
+  Attention attention(state);
+  std::vector<double> seconds[2];
+  for (auto _ : state) {
+    for (const int threads : {1, 2}) {
+      const auto start = std::chrono::steady_clock::now();
+      attention.compute({.threads = threads});
+      const std::chrono::duration<double> took =
+          std::chrono::steady_clock::now() - start;
+      seconds[threads - 1].push_back(took.count());
+    }
+    state.SetIterationTime(seconds[1].back());
+  }
+  if (!cores_are_idle(2)) return state.SkipWithError(kBusy);
+  const auto median = [](std::vector<double>& times) {
+    const auto middle =
+        times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+    std::nth_element(times.begin(), middle, times.end());
+    return *middle;
+  };
+  state.counters["speedup"] = median(seconds[0]) / median(seconds[1]);
+}
+
+BENCHMARK(BM_AttendTwoThreads)
+    ->ArgNames({"rows", "tokens", "kv_heads", "share", "dim"})
+    ->Args({4096, 1, 3, 3, 64})
+    ->Args({4096, 1, 8, 4, 128})
+    ->Args({4096, 1, 1, 4, 256})
+    ->Args({512, 1, 3, 3, 64})
+    ->UseManualTime();
 
 }  // namespace
 }  // namespace qfilters::bench
