@@ -9,7 +9,10 @@
 #include "qfilters/error.h"
 #include "qfilters/limits.h"
 
+#include "core/attention_call.h"
+#include "core/attention_plan.h"
 #include "core/first_failure.h"
+#include "core/partial_attention.h"
 #include "core/shape_text.h"
 #include "kernels/attend.h"
 
@@ -19,14 +22,14 @@ namespace {
 
 static_assert(kBlockRows == kernels::kTileRows);
 
-// Queries one task holds: enough to pay for converting a tile, few enough to
-// stay in cache and to balance threads.
-constexpr std::size_t kTaskQueries = 64;
 // Up to here reading 16-bit tiles directly is faster.
 constexpr std::size_t kDecodeQueries = 8;
 
-void check_shapes(
-    const TensorView& queries, const RowsView& rows, const OutputView& out) {
+void check(
+    const TensorView& queries,
+    const RowsView& rows,
+    const AttentionOptions& options,
+    const OutputView& out) {
   const RowShape& shape = rows.shape();
   const bool fits =
       queries.dtype == DType::kFloat32 && queries.batch == shape.batch &&
@@ -34,16 +37,26 @@ void check_shapes(
       queries.tokens == rows.new_rows() && queries.dim == shape.key_dim &&
       out.batch == queries.batch && out.heads == queries.heads &&
       out.tokens == queries.tokens && out.dim == shape.value_dim;
-  if (fits) return;
-  throw Error(
-      ErrorKind::kShape,
-      std::string("attend: queries ") + to_string(queries.dtype) + " " +
-          shape_text(queries) + " and out " +
-          shape_text(out.batch, out.heads, out.tokens, out.dim) +
-          " do not fit rows " +
-          shape_text(
-              shape.batch, shape.kv_heads, rows.new_rows(), shape.key_dim) +
-          " with value dim " + std::to_string(shape.value_dim));
+  if (!fits) {
+    throw Error(
+        ErrorKind::kShape,
+        std::string("attend: queries ") + to_string(queries.dtype) + " " +
+            shape_text(queries) + " and out " +
+            shape_text(out.batch, out.heads, out.tokens, out.dim) +
+            " do not fit rows " +
+            shape_text(
+                shape.batch, shape.kv_heads, rows.new_rows(), shape.key_dim) +
+            " with value dim " + std::to_string(shape.value_dim));
+  }
+  if (options.threads < 1 || options.threads > kMostThreads ||
+      options.soft_cap < 0.0F || !std::isfinite(options.soft_cap) ||
+      !std::isfinite(options.scale)) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "attend: threads=" + std::to_string(options.threads) +
+            " scale=" + std::to_string(options.scale) +
+            " soft_cap=" + std::to_string(options.soft_cap) + ": out of range");
+  }
 }
 
 // Tiles of one KV head: stored full blocks as they are; the last stored block,
@@ -77,8 +90,9 @@ class HeadTiles {
     }
   }
 
-  [[nodiscard]] const std::uint16_t* const* data() const noexcept {
-    return tiles_.data();
+  [[nodiscard]] const std::vector<const std::uint16_t*>& tiles()
+      const noexcept {
+    return tiles_;
   }
 
  private:
@@ -106,107 +120,185 @@ class HeadTiles {
   std::vector<const std::uint16_t*> tiles_;
 };
 
-// Buffers of one thread, kept between calls so that decoding allocates nothing.
-struct Scratch {
-  std::vector<float> query;
-  std::vector<float> out;
-  std::vector<float> kernel;
-  std::vector<std::uint32_t> first;
-  std::vector<std::uint32_t> last;
+// What one call works on, and its memory.
+struct Work {
+  AttentionPlan plan;
+  std::vector<HeadTiles> tiles;  // by group
 };
 
-// One call of attend(): what all its tasks share.
-struct Call {
-  const TensorView& queries;
-  const RowsView& rows;
-  const AttentionOptions& options;
-  const OutputView& out;
-  float scale;
-  std::size_t share;  // query heads of one KV head
-
-  // First row that a query at `position` may see, given the window.
-  [[nodiscard]] std::size_t first_visible(
-      std::size_t group, std::size_t token) const {
-    const std::int64_t position =
-        std::int64_t{rows.first_position()} + static_cast<std::int64_t>(token);
-    if (options.window == 0 ||
-        options.window > static_cast<std::size_t>(position)) {
-      return 0;
-    }
-    const std::int64_t oldest =
-        position - static_cast<std::int64_t>(options.window) + 1;
-    const auto stored = rows.store().positions(group);
-    const auto* const row = std::lower_bound(
-        stored.data(),
-        stored.data() + stored.size(),
-        oldest,
-        [](std::int32_t have, std::int64_t want) { return have < want; });
-    const auto index = static_cast<std::size_t>(row - stored.data());
-    if (index < stored.size()) return index;
-    const std::int64_t into_new =
-        std::max<std::int64_t>(0, oldest - rows.first_position());
-    return index + static_cast<std::size_t>(into_new);
-  }
-};
-
-void run_task(
-    const Call& call,
-    std::size_t group,
-    const HeadTiles& tiles,
-    std::size_t begin,
-    std::size_t end) {
-  thread_local Scratch scratch;
+// Divides by the sum of the weights and hands over.
+void write_out(
+    const AttentionCall& call,
+    const AttentionJob& job,
+    const PartialAttention& sums,
+    AttentionPlan& plan) noexcept {
+  const auto& [group, begin, end] = job.queries;
   const RowShape& shape = call.rows.shape();
   const std::size_t batch = group / shape.kv_heads;
   const std::size_t head = group % shape.kv_heads * call.share;
-  const std::size_t count = (end - begin) * call.share;
-  scratch.query.resize(count * shape.key_dim);
-  scratch.out.resize(count * shape.value_dim);
-  scratch.first.resize(count);
-  scratch.last.resize(count);
-  scratch.kernel.resize(
-      kernels::attend_scratch(count, shape.key_dim, shape.value_dim));
   std::size_t q = 0;
   for (std::size_t t = begin; t < end; ++t) {
-    const std::size_t first = call.first_visible(group, t);
-    const std::size_t last = call.rows.store().rows(group) + t + 1;
     for (std::size_t h = 0; h < call.share; ++h, ++q) {
-      const auto* from =
-          static_cast<const float*>(call.queries.row(batch, head + h, t));
-      float* query = scratch.query.data() + q * shape.key_dim;
-      for (std::size_t d = 0; d < shape.key_dim; ++d) {
-        query[d] = from[d] * call.scale;
+      const float sum = sums.softmax[q].sum;
+      const float* from = sums.out + q * shape.value_dim;
+      float* const out = call.out.row(batch, head + h, t);
+      for (std::size_t d = 0; d < shape.value_dim; ++d)
+        out[d] = sum == 0.0F ? 0.0F : from[d] / sum;
+    }
+  }
+  const auto kept = plan.softmax(job.queries);
+  std::copy_n(sums.softmax, kept.size(), kept.data());
+}
+
+// Buffers of one thread.
+struct Scratch {
+  GatheredQueries queries;
+  std::vector<float> out;
+  std::vector<kernels::Softmax> softmax;
+  std::vector<float> kernel;
+
+  void attend(
+      const AttentionCall& call,
+      const HeadTiles& tiles,
+      RowRange rows,
+      const PartialAttention& to) {
+    kernels::AttendTask task = queries.over(call, tiles.tiles(), rows);
+    task.out = to.out;
+    task.softmax = to.softmax;
+    if (task.queries <= kDecodeQueries) {
+      kernels::attend_decode(task, kernel.data());
+    } else {
+      kernels::attend_prefill(task, kernel.data());
+    }
+  }
+};
+
+void run_item(
+    const AttentionCall& call, const AttentionItem& item, Work& work) {
+  thread_local Scratch scratch;
+  const RowShape& shape = call.rows.shape();
+  const AttentionJob& job = work.plan.jobs()[item.job];
+  const std::size_t group = job.queries.group;
+  const HeadTiles& tiles = work.tiles[group];
+  scratch.queries.gather(call, job.queries);
+  scratch.kernel.resize(
+      kernels::attend_scratch(job.count, shape.key_dim, shape.value_dim));
+  std::size_t block = item.first_block;
+  if (work.plan.split()) {
+    const PartialAttention sums = work.plan.partial(job, block);
+    scratch.attend(call, tiles, call.rows_of(group, block), sums);
+    return;
+  }
+  const std::size_t floats = job.count * shape.value_dim;
+  scratch.out.resize(2 * floats);
+  scratch.softmax.resize(2 * job.count);
+  const PartialAttention sums{scratch.out.data(), scratch.softmax.data()};
+  const PartialAttention next{sums.out + floats, sums.softmax + job.count};
+  scratch.attend(call, tiles, call.rows_of(group, block), sums);
+  while (++block < item.end_block) {
+    scratch.attend(call, tiles, call.rows_of(group, block), next);
+    merge(sums, next, job.count, shape.value_dim);
+  }
+  write_out(call, job, sums, work.plan);
+}
+
+void merge_job(
+    const AttentionCall& call,
+    const AttentionJob& job,
+    AttentionPlan& plan) noexcept {
+  const PartialAttention sums = plan.partial(job, job.first_block);
+  for (std::size_t b = job.first_block + 1; b < job.end_block; ++b) {
+    merge(sums, plan.partial(job, b), job.count, call.rows.shape().value_dim);
+  }
+  write_out(call, job, sums, plan);
+}
+
+void clear(AttentionStatistics& statistics, const RowsView& rows) {
+  statistics.rows.resize(rows.shape().groups());
+  for (std::size_t g = 0; g < statistics.rows.size(); ++g) {
+    statistics.rows[g].assign(rows.rows(g), 0.0F);
+  }
+}
+
+// What the queries that count make of one row block of a head, in their order.
+void add_statistics(
+    const AttentionCall& call,
+    std::size_t group,
+    std::size_t block,
+    Work& work,
+    AttentionStatistics& statistics) {
+  thread_local GatheredQueries queries;
+  const std::size_t tokens = call.queries.tokens;
+  const std::size_t last = statistics.last_queries;
+  const std::size_t first = last == 0 ? 0 : tokens - std::min(last, tokens);
+  for (const AttentionJob& job : work.plan.jobs_of(group)) {
+    TaskQueries which = job.queries;
+    which.begin = std::max(which.begin, first);
+    if (which.begin >= which.end || block < job.first_block ||
+        block >= job.end_block) {
+      continue;
+    }
+    queries.gather(call, which);
+    kernels::AttendTask task = queries.over(
+        call, work.tiles[group].tiles(), call.rows_of(group, block));
+    task.softmax = work.plan.softmax(which).data();
+    kernels::add_weights(
+        task,
+        statistics.kind == AttentionStatistics::Kind::kSum
+            ? kernels::Weights::kSum
+            : kernels::Weights::kMax,
+        statistics.rows[group].data());
+  }
+}
+
+// All of a call, on its threads.
+void run(
+    const AttentionCall& call, Work& work, AttentionStatistics* statistics) {
+  const auto groups = static_cast<std::ptrdiff_t>(call.rows.shape().groups());
+  const auto items = static_cast<std::ptrdiff_t>(work.plan.items().size());
+  const auto jobs = static_cast<std::ptrdiff_t>(work.plan.jobs().size());
+  const auto blocks = groups * static_cast<std::ptrdiff_t>(work.plan.blocks());
+  const int threads = call.options.threads;
+  FirstFailure packing;
+  FirstFailure running;
+  FirstFailure counting;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(static)
+    for (std::ptrdiff_t g = 0; g < groups; ++g) {
+      const auto group = static_cast<std::size_t>(g);
+      packing.guard([&] { work.tiles[group].pack(call.rows, group); });
+    }
+#pragma omp for schedule(dynamic) nowait
+    for (std::ptrdiff_t i = 0; i < items; ++i) {
+      if (packing.failed()) continue;
+      const auto& item = work.plan.items()[static_cast<std::size_t>(i)];
+      running.guard([&] { run_item(call, item, work); });
+    }
+    if (work.plan.split()) {
+#pragma omp barrier
+#pragma omp for schedule(static) nowait
+      for (std::ptrdiff_t i = 0; i < jobs; ++i) {
+        if (packing.failed() || running.failed()) continue;
+        const auto job = static_cast<std::size_t>(i);
+        merge_job(call, work.plan.jobs()[job], work.plan);
       }
-      scratch.first[q] = static_cast<std::uint32_t>(first);
-      scratch.last[q] = static_cast<std::uint32_t>(last);
+    }
+    if (statistics != nullptr) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic) nowait
+      for (std::ptrdiff_t i = 0; i < blocks; ++i) {
+        if (packing.failed() || running.failed()) continue;
+        const auto group = static_cast<std::size_t>(i % groups);
+        const auto block = static_cast<std::size_t>(i / groups);
+        counting.guard(
+            [&] { add_statistics(call, group, block, work, *statistics); });
+      }
     }
   }
-  const kernels::AttendTask task{
-      tiles.data(),
-      shape.key_dim,
-      shape.value_dim,
-      shape.dtype == DType::kFloat16 ? kernels::Half::kFloat16
-                                     : kernels::Half::kBFloat16,
-      call.options.soft_cap,
-      count,
-      scratch.query.data(),
-      scratch.first.data(),
-      scratch.last.data(),
-      scratch.out.data()};
-  if (count <= kDecodeQueries) {
-    kernels::attend_decode(task, scratch.kernel.data());
-  } else {
-    kernels::attend_prefill(task, scratch.kernel.data());
-  }
-  q = 0;
-  for (std::size_t t = begin; t < end; ++t) {
-    for (std::size_t h = 0; h < call.share; ++h, ++q) {
-      std::memcpy(
-          call.out.row(batch, head + h, t),
-          scratch.out.data() + q * shape.value_dim,
-          shape.value_dim * sizeof(float));
-    }
-  }
+  packing.rethrow();
+  running.rethrow();
+  counting.rethrow();
 }
 
 }  // namespace
@@ -215,20 +307,13 @@ void attend(
     const TensorView& queries,
     const RowsView& rows,
     const AttentionOptions& options,
-    const OutputView& out) {
-  check_shapes(queries, rows, out);
-  if (options.threads < 1 || options.threads > kMostThreads ||
-      options.soft_cap < 0.0F || !std::isfinite(options.soft_cap) ||
-      !std::isfinite(options.scale)) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        "attend: threads=" + std::to_string(options.threads) +
-            " scale=" + std::to_string(options.scale) +
-            " soft_cap=" + std::to_string(options.soft_cap) + ": out of range");
-  }
-  if (queries.tokens == 0) return;
+    const OutputView& out,
+    AttentionStatistics* statistics) {
+  check(queries, rows, options, out);
   const RowShape& shape = rows.shape();
-  const Call call{
+  if (statistics != nullptr) clear(*statistics, rows);
+  if (queries.tokens == 0) return;
+  const AttentionCall call{
       queries,
       rows,
       options,
@@ -237,38 +322,10 @@ void attend(
           ? options.scale
           : 1.0F / std::sqrt(static_cast<float>(shape.key_dim)),
       queries.heads / shape.kv_heads};
-  const std::size_t per_task =
-      std::max<std::size_t>(1, kTaskQueries / call.share);
-  const std::size_t tasks_per_group =
-      (queries.tokens + per_task - 1) / per_task;
-
-  thread_local std::vector<HeadTiles> tiles;
-  tiles.resize(std::max(tiles.size(), shape.groups()));
-  auto& shared = tiles;  // of the calling thread, whichever thread uses it
-  const auto groups = static_cast<std::ptrdiff_t>(shape.groups());
-  const auto tasks = groups * static_cast<std::ptrdiff_t>(tasks_per_group);
-  FirstFailure packing;
-  FirstFailure running;
-#pragma omp parallel num_threads(options.threads) if (options.threads > 1)
-  {
-#pragma omp for schedule(static)
-    for (std::ptrdiff_t g = 0; g < groups; ++g) {
-      const auto group = static_cast<std::size_t>(g);
-      packing.guard([&] { shared[group].pack(rows, group); });
-    }
-    // The last tasks of a head see most rows: start with them.
-#pragma omp for schedule(dynamic)
-    for (std::ptrdiff_t i = tasks - 1; i >= 0; --i) {
-      if (packing.failed()) continue;
-      const auto task = static_cast<std::size_t>(i);
-      const std::size_t group = task % shape.groups();
-      const std::size_t begin = task / shape.groups() * per_task;
-      const std::size_t end = std::min(begin + per_task, queries.tokens);
-      running.guard([&] { run_task(call, group, shared[group], begin, end); });
-    }
-  }
-  packing.rethrow();
-  running.rethrow();
+  thread_local Work kept;
+  kept.tiles.resize(std::max(kept.tiles.size(), shape.groups()));
+  kept.plan.prepare(call, statistics != nullptr);
+  run(call, kept, statistics);
 }
 
 }  // namespace qfilters

@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-
-#include <hwy/cache_control.h>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attend.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-// After highway.h: it is included once per target.
-#include <hwy/contrib/math/math-inl.h>
 
-#include "kernels/load_half-inl.h"
+#include "kernels/multiply_keys-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 
@@ -21,77 +18,8 @@ namespace qfilters::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using Tag = hn::CappedTag<float, 16>;
-using Vec = hn::Vec<Tag>;
-constexpr std::size_t kLanes = hn::MaxLanes(Tag());
-// Registers bound the micro-kernels: kQueries x kVectors sums, kVectors rows
-// and one broadcast must fit (32 registers with AVX-512, else 16).
-constexpr std::size_t kVectors = kLanes == 16 ? 4 : (kLanes == 1 ? 4 : 2);
-constexpr std::size_t kQueries = 6;
-constexpr std::size_t kStep = kVectors * kLanes;
 // Below any score, yet finite: differences of it never give NaN.
 constexpr float kMasked = -1e30F;
-
-HWY_INLINE Vec load(const float* data) {
-  return hn::LoadU(Tag(), data);
-}
-
-template <typename T>
-HWY_INLINE Vec load(const T* data) {
-  return load_half(Tag(), data);
-}
-
-// Tiles lie anywhere in memory and the hardware does not foresee the next one:
-// asks for what lies `ahead` bytes from `at`, if T is what tiles hold.
-template <typename T>
-HWY_INLINE void prefetch(const T* at, std::ptrdiff_t ahead) {
-  if constexpr (sizeof(T) == sizeof(std::uint16_t)) {
-    constexpr std::size_t kLine = 64 / sizeof(T);
-    const auto there = reinterpret_cast<const T*>(
-        reinterpret_cast<std::uintptr_t>(at) +
-        static_cast<std::uintptr_t>(ahead));
-    for (std::size_t i = 0; i < kStep; i += kLine)
-      hwy::Prefetch(there + i);
-  }
-}
-
-// scores[i][row] = query i . key row, one chain of multiply-adds over the
-// dimensions for each score, whatever the tile's element type.
-template <std::size_t kN, typename T>
-HWY_INLINE void multiply_keys(
-    const float* HWY_RESTRICT query,
-    std::size_t dim,
-    const T* HWY_RESTRICT keys,
-    std::ptrdiff_t ahead,
-    float* HWY_RESTRICT scores) {
-  const Tag d;
-  for (std::size_t c = 0; c < kTileRows; c += kStep) {
-    Vec sums[kN][kVectors];
-    for (std::size_t i = 0; i < kN; ++i) {
-      for (std::size_t v = 0; v < kVectors; ++v)
-        sums[i][v] = hn::Zero(d);
-    }
-    const T* row = keys + c;
-    for (std::size_t k = 0; k < dim; ++k, row += kTileRows) {
-      prefetch(row, ahead);
-      Vec key[kVectors];
-      for (std::size_t v = 0; v < kVectors; ++v) {
-        key[v] = load(row + v * kLanes);
-      }
-      for (std::size_t i = 0; i < kN; ++i) {
-        const Vec q = hn::Set(d, query[i * dim + k]);
-        for (std::size_t v = 0; v < kVectors; ++v) {
-          sums[i][v] = hn::MulAdd(q, key[v], sums[i][v]);
-        }
-      }
-    }
-    for (std::size_t i = 0; i < kN; ++i) {
-      for (std::size_t v = 0; v < kVectors; ++v) {
-        hn::StoreU(sums[i][v], d, scores + i * kTileRows + c + v * kLanes);
-      }
-    }
-  }
-}
 
 template <std::size_t kN, std::size_t kV, typename T>
 HWY_INLINE void add_values_at(
@@ -113,7 +41,7 @@ HWY_INLINE void add_values_at(
     }
   }
   for (std::size_t r = begin; r < end; ++r) {
-    prefetch(values + r * value_stride, ahead);
+    prefetch<false>(values + r * value_stride, ahead);
     Vec value[kV];
     for (std::size_t v = 0; v < kV; ++v) {
       value[v] = load(values + r * value_stride + v * kLanes);
@@ -183,7 +111,6 @@ HWY_NOINLINE void add_alone(
     float& correction,
     float* out,
     std::size_t out_stride) {
-  if (begin >= end) return;
   add_values<1>(
       weights,
       begin,
@@ -197,64 +124,63 @@ HWY_NOINLINE void add_alone(
   correction = 1.0F;
 }
 
-// The running state of one query's online softmax.
-struct Softmax {
-  float max;
-  float sum;
-};
-
-// Turns a tile's scores into weights, rows outside [begin, end) into zero;
-// returns the factor for what was summed before.
-HWY_INLINE float update_softmax(
-    float* scores,
-    std::size_t begin,
-    std::size_t end,
+// Turns the scores of kN queries with a tile into weights, of rows outside
+// [from, to) into zero; `correction` is the factor for what was summed before.
+// The queries go step by step together: each step waits for the one before it.
+template <std::size_t kN>
+HWY_INLINE void update_softmax(
+    float* HWY_RESTRICT scores,
+    const std::size_t* from,
+    const std::size_t* to,
     float soft_cap,
-    Softmax& state) {
+    Softmax* HWY_RESTRICT state,
+    float* HWY_RESTRICT correction) {
   const Tag d;
-  const hn::RebindToSigned<Tag> di;
-  const auto lo = hn::Set(di, static_cast<std::int32_t>(begin) - 1);
-  const auto hi = hn::Set(di, static_cast<std::int32_t>(end));
-  const auto visible = [&](std::size_t c) HWY_ATTR {
-    const auto row = hn::Iota(di, static_cast<std::int32_t>(c));
-    return hn::RebindMask(d, hn::And(hn::Gt(row, lo), hn::Gt(hi, row)));
-  };
   const Vec masked = hn::Set(d, kMasked);
-  Vec tile_max = masked;
-  for (std::size_t c = 0; c < kTileRows; c += kLanes) {
-    Vec s = load(scores + c);
-    if (soft_cap != 0.0F) {
-      const Vec scaled = hn::Mul(s, hn::Set(d, 1.0F / soft_cap));
-      s = hn::Mul(hn::Set(d, soft_cap), hn::Tanh(d, scaled));
+  for (std::size_t i = 0; i < kN; ++i) {
+    Vec max = masked;
+    for (std::size_t c = 0; c < kTileRows; c += kLanes) {
+      float* const at = scores + i * kTileRows + c;
+      const Vec s = hn::IfThenElse(
+          rows_in(c, from[i], to[i]), capped(load(at), soft_cap), masked);
+      max = hn::Max(max, s);
+      hn::StoreU(s, d, at);
     }
-    s = hn::IfThenElse(visible(c), s, masked);
-    tile_max = hn::Max(tile_max, s);
-    hn::StoreU(s, d, scores + c);
+    const float old_max = state[i].max;
+    state[i].max = std::max(old_max, hn::GetLane(hn::MaxOfLanes(d, max)));
+    correction[i] = old_max - state[i].max;
   }
-  const float old_max = state.max;
-  state.max = std::max(old_max, hn::GetLane(hn::MaxOfLanes(d, tile_max)));
-  const Vec max = hn::Set(d, state.max);
-  Vec sum = hn::Zero(d);
-  for (std::size_t c = 0; c < kTileRows; c += kLanes) {
-    const Vec w = hn::IfThenElseZero(
-        visible(c), hn::Exp(d, hn::Sub(load(scores + c), max)));
-    sum = hn::Add(sum, w);
-    hn::StoreU(w, d, scores + c);
+  for (std::size_t i = 0; i < kN; i += kLanes) {
+    hn::StoreU(hn::Exp(d, load(correction + i)), d, correction + i);
   }
-  const float correction =
-      hn::GetLane(hn::Exp(d, hn::Sub(hn::Set(d, old_max), max)));
-  state.sum = state.sum * correction + hn::GetLane(hn::SumOfLanes(d, sum));
-  return correction;
+  for (std::size_t i = 0; i < kN; ++i) {
+    const Vec max = hn::Set(d, state[i].max);
+    Vec sum = hn::Zero(d);
+    for (std::size_t c = 0; c < kTileRows; c += kLanes) {
+      float* const at = scores + i * kTileRows + c;
+      const Vec w = hn::IfThenElseZero(
+          rows_in(c, from[i], to[i]), hn::Exp(d, hn::Sub(load(at), max)));
+      sum = hn::Add(sum, w);
+      hn::StoreU(w, d, at);
+    }
+    state[i].sum =
+        state[i].sum * correction[i] + hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+HWY_INLINE std::ptrdiff_t bytes_between(const void* from, const void* to) {
+  return static_cast<std::ptrdiff_t>(
+      reinterpret_cast<std::uintptr_t>(to) -
+      reinterpret_cast<std::uintptr_t>(from));
 }
 
 // Scratch of one call, see attend_scratch().
 struct Work {
-  float* out;      // [queries][out_stride]
-  float* keys;     // [key_dim][kTileRows], prefill only
-  float* values;   // [kTileRows][out_stride], prefill only
-  Softmax* state;  // [queries]
+  float* out;     // [queries][out_stride]
+  float* keys;    // [key_dim][kTileRows], prefill only
+  float* values;  // [kTileRows][out_stride], prefill only
   std::size_t out_stride;
-  std::ptrdiff_t ahead;  // bytes from this tile to the next, decode only
+  std::ptrdiff_t ahead;  // bytes from these values to the next keys
 };
 
 template <std::size_t kN, typename T>
@@ -284,36 +210,39 @@ HWY_NOINLINE void attend_group(
   if (!any) return;
   if (begin >= end) begin = end = kTileRows;
   HWY_ALIGN float scores[kN * kTileRows];
-  float correction[kN];
-  multiply_keys<kN>(
-      task.query + query * task.key_dim,
-      task.key_dim,
-      keys,
-      work.ahead,
-      scores);
-  for (std::size_t i = 0; i < kN; ++i) {
-    if (from[i] >= to[i]) continue;
-    correction[i] = update_softmax(
-        scores + i * kTileRows,
-        from[i],
-        to[i],
-        task.soft_cap,
-        work.state[query + i]);
+  HWY_ALIGN float correction[16] = {};  // whole vectors
+  const auto multiply = [&](auto wide) HWY_ATTR {
+    multiply_keys<kN, wide.value>(
+        task.query + query * task.key_dim,
+        task.key_dim,
+        keys,
+        bytes_between(keys, values),
+        scores);
+  };
+  if (sizeof(T) < sizeof(float) && task.key_dim > kWideKeys) {
+    multiply(std::true_type());
+  } else {
+    multiply(std::false_type());
   }
+  update_softmax<kN>(
+      scores, from, to, task.soft_cap, task.softmax + query, correction);
   // A row that a query does not see must not reach it, not even as zero times
   // infinity: rows that only some queries see are added one query at a time.
   float* const out = work.out + query * work.out_stride;
-  for (std::size_t i = 0; i < kN; ++i) {
+  const auto alone = [&](std::size_t i, std::size_t b, std::size_t e) {
+    if (b >= e) return;
     add_alone(
         scores + i * kTileRows,
-        from[i],
-        std::min(begin, to[i]),
+        b,
+        e,
         values,
         value_stride,
         correction[i],
         out + i * work.out_stride,
         work.out_stride);
-  }
+  };
+  for (std::size_t i = 0; i < kN; ++i)
+    alone(i, from[i], std::min(begin, to[i]));
   if (begin < end) {
     add_values<kN>(
         scores,
@@ -327,17 +256,8 @@ HWY_NOINLINE void attend_group(
         work.out_stride);
     std::fill_n(correction, kN, 1.0F);
   }
-  for (std::size_t i = 0; i < kN; ++i) {
-    add_alone(
-        scores + i * kTileRows,
-        end,
-        to[i],
-        values,
-        value_stride,
-        correction[i],
-        out + i * work.out_stride,
-        work.out_stride);
-  }
+  for (std::size_t i = 0; i < kN; ++i)
+    alone(i, end, to[i]);
 }
 
 template <typename T>
@@ -401,10 +321,8 @@ void attend_tiles(const AttendTask& task, float* scratch, bool convert) {
   work.out = scratch;
   work.keys = work.out + task.queries * work.out_stride;
   work.values = work.keys + task.key_dim * kTileRows;
-  work.state =
-      reinterpret_cast<Softmax*>(work.values + kTileRows * work.out_stride);
   std::fill_n(work.out, task.queries * work.out_stride, 0.0F);
-  std::fill_n(work.state, task.queries, Softmax{kMasked, 0.0F});
+  std::fill_n(task.softmax, task.queries, Softmax{kMasked, 0.0F});
 
   std::size_t begin = task.first[0];
   std::size_t end = 0;
@@ -416,11 +334,9 @@ void attend_tiles(const AttendTask& task, float* scratch, bool convert) {
        row += kTileRows) {
     const T* keys = reinterpret_cast<const T*>(task.tiles[row / kTileRows]);
     const T* values = keys + task.key_dim * kTileRows;
-    const bool last = row + kTileRows >= end;
-    const auto* next = task.tiles[row / kTileRows + (last ? 0 : 1)];
-    work.ahead = static_cast<std::ptrdiff_t>(
-        reinterpret_cast<std::uintptr_t>(next) -
-        reinterpret_cast<std::uintptr_t>(keys));
+    const std::size_t tile = row / kTileRows;
+    const auto* next = task.tiles[std::min(tile + 1, task.tile_count - 1)];
+    work.ahead = bytes_between(values, next);
     if (convert) {
       convert_tile(task, work, keys, values);
       attend_tile<float>(
@@ -430,12 +346,10 @@ void attend_tiles(const AttendTask& task, float* scratch, bool convert) {
     }
   }
   for (std::size_t q = 0; q < task.queries; ++q) {
-    const float sum = work.state[q].sum;
-    const float* from = work.out + q * work.out_stride;
-    float* out = task.out + q * task.value_dim;
-    for (std::size_t c = 0; c < task.value_dim; ++c) {
-      out[c] = sum == 0.0F ? 0.0F : from[c] / sum;
-    }
+    std::copy_n(
+        work.out + q * work.out_stride,
+        task.value_dim,
+        task.out + q * task.value_dim);
   }
 }
 
@@ -462,7 +376,7 @@ HWY_EXPORT(attend);
 std::size_t attend_scratch(
     std::size_t queries, std::size_t key_dim, std::size_t value_dim) noexcept {
   const std::size_t padded = (value_dim + 15) / 16 * 16;
-  return queries * padded + (key_dim + padded) * kTileRows + 2 * queries;
+  return queries * padded + (key_dim + padded) * kTileRows;
 }
 
 void attend_decode(const AttendTask& task, float* scratch) noexcept {

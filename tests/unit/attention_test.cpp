@@ -17,6 +17,7 @@
 #include "qfilters/error.h"
 #include "qfilters/sequence_cache.h"
 
+#include "unit/attention_fixture.h"
 #include "unit/test_util.h"
 
 namespace qfilters {
@@ -24,6 +25,8 @@ namespace {
 
 using ::testing::Each;
 
+using Call = test::AttentionCall;
+using Case = test::AttentionCase;
 using test::bits_of;
 using test::error_of;
 using test::FloatTensor;
@@ -31,140 +34,6 @@ using test::HalfTensor;
 using test::IsError;
 using test::random_floats;
 using test::random_halves;
-
-// The shapes of one call.
-struct Case {
-  std::size_t stored = 0;  // rows of the fullest group
-  std::size_t tokens = 1;
-  std::size_t key_dim = 64;
-  std::size_t value_dim = 64;
-  std::size_t batch = 1;
-  std::size_t kv_heads = 2;
-  std::size_t share = 2;  // query heads of a KV head
-  DType dtype = DType::kFloat16;
-  bool ragged = false;  // group g holds every (g + 1)-th stored row
-  AttentionOptions options = {};
-};
-
-std::string name_of(const Case& c) {
-  std::string name =
-      "stored" + std::to_string(c.stored) + "new" + std::to_string(c.tokens) +
-      "dk" + std::to_string(c.key_dim) + "dv" + std::to_string(c.value_dim) +
-      "b" + std::to_string(c.batch) + "h" + std::to_string(c.kv_heads) + "x" +
-      std::to_string(c.share) + to_string(c.dtype);
-  if (c.ragged) name += "ragged";
-  if (c.options.scale < 0) name += "minus";
-  if (c.options.scale != 0) name += "scaled";
-  if (c.options.soft_cap != 0) {
-    name += "cap" + std::to_string(std::lround(c.options.soft_cap));
-  }
-  if (c.options.window != 0) name += "win" + std::to_string(c.options.window);
-  return name;
-}
-
-void PrintTo(const Case& c, std::ostream* os) {
-  *os << name_of(c);
-}
-
-// The data of one call, owned.
-class Call {
- public:
-  explicit Call(const Case& c)
-      : c_(c),
-        store_(pool_, {c.batch, c.kv_heads, c.key_dim, c.value_dim, c.dtype}),
-        keys_(random_halves(
-            1,
-            c.dtype,
-            c.batch,
-            c.kv_heads,
-            c.stored + c.tokens,
-            c.key_dim,
-            3)),
-        values_(random_halves(
-            2,
-            c.dtype,
-            c.batch,
-            c.kv_heads,
-            c.stored + c.tokens,
-            c.value_dim,
-            5)),
-        queries_(random_floats(
-            3, c.batch, c.kv_heads * c.share, c.tokens, c.key_dim)) {
-    const std::vector<float> scores(c.stored);
-    for (std::size_t g = 0; g < store_.shape().groups(); ++g) {
-      std::vector<std::uint32_t> which;
-      for (std::size_t t = 0; t < c.stored; t += c.ragged ? g + 1 : 1) {
-        which.push_back(static_cast<std::uint32_t>(t));
-      }
-      store_.reserve(g, which.size());
-      store_.append(g, keys_.view(), values_.view(), which, 0, scores);
-    }
-  }
-
-  [[nodiscard]] RowsView rows() const {
-    return {
-        store_,
-        keys_.slice(c_.stored, c_.tokens),
-        values_.slice(c_.stored, c_.tokens),
-        static_cast<std::int32_t>(c_.stored)};
-  }
-
-  HalfTensor& keys() { return keys_; }
-
-  HalfTensor& values() { return values_; }
-
-  FloatTensor& queries() { return queries_; }
-
-  [[nodiscard]] std::vector<float> run(int threads = 1) const {
-    AttentionOptions options = c_.options;
-    options.threads = threads;
-    const std::size_t heads = c_.kv_heads * c_.share;
-    std::vector<float> out(c_.batch * heads * c_.tokens * c_.value_dim);
-    attend(
-        queries_.view(),
-        rows(),
-        options,
-        OutputView::dense(
-            out.data(), c_.batch, heads, c_.tokens, c_.value_dim));
-    return out;
-  }
-
-  void expect_agreement() const {
-    const auto got = run();
-    const double scale = c_.options.scale != 0.0F
-                             ? double{c_.options.scale}
-                             : 1.0 / std::sqrt(static_cast<double>(c_.key_dim));
-    const test::ReferenceAttention reference{
-        scale, c_.options.soft_cap, c_.options.window};
-    const std::size_t heads = c_.kv_heads * c_.share;
-    const float* out = got.data();
-    for (std::size_t b = 0; b < c_.batch; ++b) {
-      for (std::size_t h = 0; h < heads; ++h) {
-        for (std::size_t t = 0; t < c_.tokens; ++t, out += c_.value_dim) {
-          const auto want = test::reference_query(
-              queries_.row(b, h, t),
-              rows(),
-              b * c_.kv_heads + h / c_.share,
-              t,
-              reference);
-          for (std::size_t d = 0; d < c_.value_dim; ++d) {
-            ASSERT_NEAR(out[d], want.value[d], want.bound[d])
-                << "batch " << b << " head " << h << " token " << t << " dim "
-                << d;
-          }
-        }
-      }
-    }
-  }
-
- private:
-  Case c_;
-  RowPool pool_;
-  KVStore store_;
-  HalfTensor keys_;
-  HalfTensor values_;
-  FloatTensor queries_;
-};
 
 TEST(AttentionTest, ReturnsTheOnlyVisibleValue) {
   Call call({.tokens = 1, .key_dim = 5, .value_dim = 7, .share = 1});
@@ -257,6 +126,27 @@ std::vector<Case> features() {
   };
 }
 
+// Around the rows that are summed apart, 1,024 at a time.
+std::vector<Case> row_blocks() {
+  std::vector<Case> out;
+  for (const std::size_t stored : {1022U, 1023U, 1024U, 2047U, 2048U}) {
+    for (const std::size_t tokens : {1U, 2U, 70U}) {
+      out.push_back(
+          {.stored = stored, .tokens = tokens, .key_dim = 16, .value_dim = 24});
+    }
+  }
+  out.insert(
+      out.end(),
+      {{.stored = 3500, .key_dim = 80, .kv_heads = 1, .share = 4},
+       {.stored = 3500, .batch = 2, .kv_heads = 3, .ragged = true},
+       {.stored = 2100, .tokens = 20, .kv_heads = 3, .ragged = true},
+       {.stored = 3000, .tokens = 9, .options = {.soft_cap = 5.0F}},
+       {.stored = 3000, .tokens = 9, .options = {.window = 20}},
+       {.stored = 3000, .tokens = 70, .options = {.window = 960}},
+       {.stored = 3000, .tokens = 9, .options = {.window = 1025}}});
+  return out;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Dims, AttentionCaseTest, ::testing::ValuesIn(dims()), [](const auto& c) {
       return name_of(c.param);
@@ -265,6 +155,11 @@ INSTANTIATE_TEST_SUITE_P(
     BlockBorders,
     AttentionCaseTest,
     ::testing::ValuesIn(block_borders()),
+    [](const auto& c) { return name_of(c.param); });
+INSTANTIATE_TEST_SUITE_P(
+    RowBlocks,
+    AttentionCaseTest,
+    ::testing::ValuesIn(row_blocks()),
     [](const auto& c) { return name_of(c.param); });
 INSTANTIATE_TEST_SUITE_P(
     Features,
@@ -288,13 +183,16 @@ std::vector<float> attend_in(
     const std::vector<std::size_t>& sizes,
     const HalfTensor& keys,
     const HalfTensor& values,
-    const FloatTensor& queries) {
+    const FloatTensor& queries,
+    const AttentionOptions& attention = {}) {
   const TensorView& k = keys.view();
   const TensorView& q = queries.view();
   SequenceOptions options;
   options.dtype = k.dtype;
   SequenceCache cache(
-      {{k.heads, k.dim, values.view().dim}}, Policy::full(), options);
+      {{k.heads, k.dim, values.view().dim, attention.window}},
+      Policy::full(),
+      options);
   FloatTensor out(DType::kFloat32, 1, q.heads, q.tokens, values.view().dim);
   std::size_t first = 0;
   for (const std::size_t count : sizes) {
@@ -304,7 +202,7 @@ std::vector<float> attend_in(
         out.data().data(), 1, q.heads, q.tokens, values.view().dim);
     to.data = to.row(0, 0, first);
     to.tokens = count;
-    attend(queries.slice(first, count), cache.rows(0), {}, to);
+    attend(queries.slice(first, count), cache.rows(0), attention, to);
     cache.commit();
     first += count;
   }
@@ -326,6 +224,34 @@ TEST(AttentionTest, HasTheSameBitsHoweverTheTokensAreSplit) {
     EXPECT_EQ(
         bits_of(attend_in({1, 60, 5, 0, 64, 20}, keys, values, queries)),
         whole);
+  }
+}
+
+// The same over many row blocks, where threads share heads and a windowed
+// layer has dropped its first rows.
+TEST(AttentionTest, HasTheSameBitsHoweverManyRowsAreSplit) {
+  constexpr std::size_t kTokens = 2500;
+  const DType dtype = DType::kFloat16;
+  const HalfTensor keys = random_halves(1, dtype, 1, 2, kTokens, 16);
+  const HalfTensor values = random_halves(2, dtype, 1, 2, kTokens, 20);
+  const FloatTensor queries = random_floats(3, 1, 2, kTokens, 16);
+  for (const std::size_t window : {0U, 70U, 1100U}) {
+    AttentionOptions options;
+    options.window = window;
+    const auto whole =
+        bits_of(attend_in({kTokens}, keys, values, queries, options));
+    for (const std::size_t size : {1U, 65U, 700U, 1024U, 1500U}) {
+      for (const int threads : {1, 2, 5}) {
+        // Where cores are few, threads wait long for each other.
+        if (size < 100 && threads > 1) continue;
+        options.threads = threads;
+        const auto sizes = test::chunks(kTokens, size);
+        const auto got = attend_in(sizes, keys, values, queries, options);
+        ASSERT_EQ(bits_of(got), whole)
+            << "window " << window << ", micro-batches of " << size << ", "
+            << threads << " threads";
+      }
+    }
   }
 }
 

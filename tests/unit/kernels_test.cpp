@@ -28,6 +28,7 @@ using kernels::AttendTask;
 using kernels::Half;
 using kernels::HalfRows;
 using kernels::kTileRows;
+using kernels::Softmax;
 
 using test::bits_of;
 using test::canonical_score;
@@ -206,8 +207,10 @@ struct Queries {
     std::vector<float> scratch(
         kernels::attend_scratch(count, shape.key_dim, shape.value_dim),
         test::kNaN);
+    std::vector<Softmax> softmax(count);
     const AttendTask task{
         head.tiles.data(),
+        head.tiles.size(),
         shape.key_dim,
         shape.value_dim,
         half_of(shape.dtype),
@@ -216,11 +219,16 @@ struct Queries {
         query.data(),
         first.data(),
         last.data(),
-        out.data()};
+        out.data(),
+        softmax.data()};
     if (prefill) {
       kernels::attend_prefill(task, scratch.data());
     } else {
       kernels::attend_decode(task, scratch.data());
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const float sum = softmax[i / shape.value_dim].sum;
+      out[i] = sum == 0.0F ? 0.0F : out[i] / sum;
     }
     return out;
   }

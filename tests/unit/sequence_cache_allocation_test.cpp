@@ -156,6 +156,21 @@ TEST(SequenceCacheAllocationTest, DecodingAtTheBudgetAllocatesNothing) {
   }
 }
 
+// Threads share a head's rows from 1,025 on and merge what they find.
+TEST(SequenceCacheAllocationTest, DecodingManyRowsAllocatesNothing) {
+  const Model model({{1, 24, 24, 0}});
+  for (const int threads : {1, 2}) {
+    Decoder decoder(
+        model, qfilters_policy(model, budget(1040, 4, 20, 16)), threads);
+    for (int i = 0; i < 1200; ++i)
+      decoder.step();
+    const std::size_t before = g_allocations;
+    for (int i = 0; i < 200; ++i)
+      decoder.step();
+    EXPECT_EQ(g_allocations, before) << threads;
+  }
+}
+
 // 2 groups of 1,000 rows in 16 blocks each, and what grows beside them.
 TEST(SequenceCacheAllocationTest, GrowingRowByRowAllocatesNowAndThen) {
   const Model model({{1, 24, 24, 0}}, 2);

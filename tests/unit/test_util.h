@@ -283,18 +283,18 @@ struct ReferenceAttention {
   std::size_t window = 0;
 };
 
-struct Expected {
-  std::vector<double> value;
-  std::vector<double> bound;  ///< what float32 may differ by, see below
+/// The rows that a query sees and their weights, in float64.
+struct ExpectedWeights {
+  std::vector<std::size_t> rows;
+  std::vector<double> weights;
+  double relative = 0;  ///< what a float32 weight may differ by, see below
 };
 
-/// Attention of one query over the rows of `group` it may see, in float64.
-///
 /// The bound: a float32 score of D products differs by at most
 /// e = (D + 2) u scale sum|q k| + 8 u (|s| + cap), u = 2^-24 (the last term
 /// is tanh); a weight then by a factor exp(2e), and each of the n weights and
 /// of their running corrections (one a tile) by a few u more.
-inline Expected reference_query(
+inline ExpectedWeights reference_weights(
     std::span<const float> query,
     const RowsView& rows,
     std::size_t group,
@@ -305,9 +305,7 @@ inline Expected reference_query(
   const std::int64_t at =
       rows.first_position() + static_cast<std::int64_t>(token);
   std::vector<std::uint16_t> key(shape.key_dim);
-  std::vector<std::uint16_t> value(shape.value_dim);
-  std::vector<double> scores;
-  std::vector<std::size_t> seen;
+  ExpectedWeights out;
   double error = 0;
   const std::size_t last = rows.store().rows(group) + token;
   for (std::size_t r = 0; r <= last; ++r) {
@@ -333,25 +331,45 @@ inline Expected reference_query(
         error,
         (dim + 2) * kUnit * std::abs(options.scale) * magnitude +
             8 * kUnit * (std::abs(score) + options.soft_cap));
-    scores.push_back(score);
-    seen.push_back(r);
+    out.weights.push_back(score);
+    out.rows.push_back(r);
   }
-  const double max = *std::max_element(scores.begin(), scores.end());
+  const double max = *std::max_element(out.weights.begin(), out.weights.end());
   double sum = 0;
-  for (double& s : scores) {
-    sum += s = std::exp(s - max);
+  for (double& w : out.weights) {
+    sum += w = std::exp(w - max);
   }
+  for (double& w : out.weights) {
+    w /= sum;
+  }
+  const auto n = static_cast<double>(out.weights.size());
+  out.relative = std::expm1(2 * error) + (2 * n + 16 * (n / 64 + 2)) * kUnit;
+  return out;
+}
+
+struct Expected {
+  std::vector<double> value;
+  std::vector<double> bound;  ///< what float32 may differ by
+};
+
+/// Attention of one query over the rows of `group` it may see, in float64.
+inline Expected reference_query(
+    std::span<const float> query,
+    const RowsView& rows,
+    std::size_t group,
+    std::size_t token,
+    const ReferenceAttention& options) {
+  const RowShape& shape = rows.shape();
+  const auto seen = reference_weights(query, rows, group, token, options);
+  std::vector<std::uint16_t> value(shape.value_dim);
   Expected out{
       std::vector<double>(value.size()), std::vector<double>(value.size())};
-  const auto n = static_cast<double>(scores.size());
-  const double relative =
-      std::expm1(2 * error) + (2 * n + 16 * (n / 64 + 2)) * kUnit;
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    rows.read_value(group, seen[i], value.data());
+  for (std::size_t i = 0; i < seen.rows.size(); ++i) {
+    rows.read_value(group, seen.rows[i], value.data());
     for (std::size_t d = 0; d < value.size(); ++d) {
-      const double term = scores[i] / sum * decode(shape.dtype, value[d]);
+      const double term = seen.weights[i] * decode(shape.dtype, value[d]);
       out.value[d] += term;
-      out.bound[d] += std::abs(term) * relative;
+      out.bound[d] += std::abs(term) * seen.relative;
     }
   }
   return out;
