@@ -166,7 +166,7 @@ std::shared_ptr<const FilterBank> load_run_filters(
             std::string(kCalibrateHint));
   }
   auto filters = std::make_shared<const FilterBank>(load_filters(path));
-  llama::check_filters(*filters, model);
+  llama::check_filters(*filters, model, policy == "auto");
   return filters;
 }
 

@@ -31,9 +31,26 @@ struct CalibrateOptions {
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress = {});
 
+/// Coefficients of policy auto (KeyRegression): each passage is read, then
+/// `cue` and the passage once more (teacher forced), which is what KVzip
+/// (arXiv:2505.23416) does with every prompt. A key of a global layer is worth
+/// the logarithm of the largest attention that the second reading pays it; the
+/// first rows, which attention uses as sinks, are left out. About twice the
+/// time of calibrate(), memory of one passage's full cache. Throws as it, for
+/// fewer than 64 tokens.
+[[nodiscard]] FilterBank calibrate_reconstruction(
+    std::shared_ptr<const Model> model,
+    std::span<const Token> tokens,
+    std::span<const Token> cue,
+    const CalibrateOptions& options,
+    FilterMetadata metadata,
+    const std::function<void(std::size_t done)>& progress = {});
+
 /// Throws Error kMismatch, naming the values, when filters do not belong to
-/// the model: other layers, heads or head dims, or a known fingerprint that
-/// differs.
-void check_filters(const FilterBank& filters, const Model& model);
+/// the model or to the policy: other layers, heads or sizes, or a known
+/// fingerprint that differs. Sizes are key dims, for policy auto
+/// quadratic_size() of them.
+void check_filters(
+    const FilterBank& filters, const Model& model, bool quadratic = false);
 
 }  // namespace qfilters::llama

@@ -106,6 +106,16 @@ void Engine::on_queries(
   on_queries_ = std::move(handler);
 }
 
+void Engine::on_statistics(
+    AttentionStatistics::Kind kind,
+    std::size_t last_queries,
+    std::function<void(std::size_t layer, const AttentionStatistics&)>
+        handler) {
+  statistics_.kind = kind;
+  statistics_.last_queries = last_queries;
+  on_statistics_ = std::move(handler);
+}
+
 void Engine::check_cache(const SequenceCache& cache) const {
   bool same = cache.layers() == shapes_.size() && cache.options().batch == 1 &&
               cache.options().dtype == DType::kFloat16;
@@ -179,7 +189,13 @@ void Engine::on_attention(const AttentionNode& node) {
   options.soft_cap = node.soft_cap;
   options.window = layer.window;
   options.threads = threads_;
-  attend(node.queries, cache_->rows(slot), options, node.out);
+  attend(
+      node.queries,
+      cache_->rows(slot),
+      options,
+      node.out,
+      on_statistics_ ? &statistics_ : nullptr);
+  if (on_statistics_) on_statistics_(slot, statistics_);
   ++layers_done_;
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "qfilters/attention.h"
 #include "qfilters/sequence_cache.h"
 
 #include "llama/attention_tap.h"
@@ -53,6 +54,15 @@ class Engine {
   void on_queries(
       std::function<void(std::size_t layer, const TensorView&)> handler);
 
+  /// Called after every attention node with what attend() collected there;
+  /// `kind` and `last_queries` as in AttentionStatistics. What it throws fails
+  /// the step.
+  void on_statistics(
+      AttentionStatistics::Kind kind,
+      std::size_t last_queries,
+      std::function<void(std::size_t layer, const AttentionStatistics&)>
+          handler);
+
   /// Logits of token i of the last step that succeeded, valid until the next.
   /// Throws Error kInvalidArgument when that step did not ask for them.
   [[nodiscard]] const float* logits(std::size_t i) const;
@@ -87,6 +97,8 @@ class Engine {
   std::vector<LayerShape> shapes_;
   std::vector<std::size_t> slots_;  // by layer number: place in layers()
   std::function<void(std::size_t, const TensorView&)> on_queries_;
+  AttentionStatistics statistics_;
+  std::function<void(std::size_t, const AttentionStatistics&)> on_statistics_;
 
   // Of the step in progress.
   SequenceCache* cache_ = nullptr;

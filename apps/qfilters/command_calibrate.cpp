@@ -21,6 +21,9 @@ namespace qfilters::cli {
 
 namespace {
 
+// Between the two readings of a passage.
+constexpr const char* kCue = "\n\nRepeat the text above exactly.\n\n";
+
 struct CalibrateArguments {
   CommonOptions common;
   std::string model;
@@ -31,6 +34,7 @@ struct CalibrateArguments {
   std::size_t context = 4096;
   std::size_t chunk = 256;
   int gpu_layers = 0;
+  std::string policy = "qfilters";
 };
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -47,6 +51,9 @@ void check(const CalibrateArguments& arguments) {
   check_outputs(outputs, {arguments.model, arguments.text});
   if (arguments.chunk == 0) refuse("--chunk must be 1 or more");
   if (arguments.tokens < 2) refuse("--tokens must be 2 or more");
+  if (arguments.policy != "qfilters" && arguments.policy != "auto") {
+    refuse("--policy '" + arguments.policy + "' is neither qfilters nor auto");
+  }
 }
 
 /// Not every format holds layers of different shapes; better said before the
@@ -96,6 +103,7 @@ Json summary(
   const FilterMetadata& metadata = filters.metadata();
   Json json;
   json["command"] = "calibrate";
+  json["policy"] = arguments.policy;
   json["outputs"] = arguments.outputs;
   json["fingerprint"] = filters.fingerprint();
   json["tokens"] = arguments.tokens;
@@ -137,10 +145,19 @@ void calibrate(const CalibrateArguments& arguments) {
   options.chunk = arguments.chunk;
   options.threads = arguments.common.threads;
   ProgressBar bar("calibrate");
+  const auto progress = [&](std::size_t done) {
+    bar.update(done, tokens.size());
+  };
   const FilterBank filters =
-      llama::calibrate(model, tokens, options, metadata, [&](std::size_t done) {
-        bar.update(done, tokens.size());
-      });
+      arguments.policy == "auto"
+          ? llama::calibrate_reconstruction(
+                model,
+                tokens,
+                codec.tokenize(kCue),
+                options,
+                metadata,
+                progress)
+          : llama::calibrate(model, tokens, options, metadata, progress);
   bar.clear();
   for (const std::string& output : arguments.outputs) {
     save_filters(filters, output);
@@ -182,6 +199,12 @@ void add_calibrate_command(CLI::App& app, Action& action) {
       ->type_name("FILE")
       ->allow_extra_args(false)
       ->required();
+  command
+      ->add_option(
+          "--policy",
+          arguments->policy,
+          "Whose filters: qfilters, or auto, which reads the text twice")
+      ->capture_default_str();
   add_count(
       *command, "--tokens", arguments->tokens, "Tokens of the text to use");
   add_count(

@@ -44,10 +44,11 @@ class KeyRegression {
       std::span<const float> keys,
       std::span<const float> worth);
 
-  /// [kv_heads, quadratic_size(dim)] per layer. `ridge` is relative to the
-  /// variance of a term. Throws Error kInvalidArgument when a head has seen
-  /// fewer than two keys, or for a ridge that is not positive.
-  /// metadata.n_samples is filled in. O(kv_heads * dim^3) a layer.
+  /// [kv_heads, quadratic_size(dim)] per layer; zeros for a layer that has seen
+  /// no key at all (windowed layers need no scores). `ridge` is relative to the
+  /// variance of a term. Throws Error kInvalidArgument when all layers are such
+  /// or a head has seen fewer than two keys, and for a ridge that is not
+  /// positive. metadata.n_samples is filled in. O(kv_heads * dim^3) a layer.
   [[nodiscard]] FilterBank finish(
       FilterMetadata metadata, double ridge = 1e-3) const;
 

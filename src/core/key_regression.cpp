@@ -141,12 +141,21 @@ FilterBank KeyRegression::finish(FilterMetadata metadata, double ridge) const {
         "KeyRegression::finish: ridge=" + std::to_string(ridge) +
             " is not positive");
   }
-  metadata.n_samples = std::numeric_limits<std::uint64_t>::max();
+  constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();
+  metadata.n_samples = kNone;
   std::vector<LayerFilters> out;
   for (const Layer& layer : layers_) {
     const std::size_t size = quadratic_size(layer.shape.dim);
     const auto terms = static_cast<Index>(size);
     out.push_back({layer.shape.kv_heads, size, {}});
+    const bool unseen = std::all_of(
+        layer.heads.begin(), layer.heads.end(), [](const Head& head) {
+          return head.keys == 0;
+        });
+    if (unseen) {
+      out.back().values.assign(layer.shape.kv_heads * size, 0.0F);
+      continue;
+    }
     for (const Head& head : layer.heads) {
       if (head.keys < 2) {
         throw Error(
@@ -167,6 +176,10 @@ FilterBank KeyRegression::finish(FilterMetadata metadata, double ridge) const {
       for (const double value : solved)
         out.back().values.push_back(static_cast<float>(value));
     }
+  }
+  if (metadata.n_samples == kNone) {
+    throw Error(
+        ErrorKind::kInvalidArgument, "KeyRegression::finish: no keys seen");
   }
   return {std::move(out), std::move(metadata)};
 }
