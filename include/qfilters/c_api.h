@@ -234,6 +234,12 @@ QF_API void qf_cache_free(qf_cache* cache); /* twice: undefined */
 QF_API qf_status qf_cache_update(
     qf_cache* cache, const qf_tensor* keys, const qf_tensor* values);
 
+/* The same without a copy of rows that are of the cache's type (Inputs in
+ * kv_cache.h): they must stay valid and unchanged until the next update or a
+ * function that settles has succeeded. Faster where few new rows are kept. */
+QF_API qf_status qf_cache_update_borrowed(
+    qf_cache* cache, const qf_tensor* keys, const qf_tensor* values);
+
 /* Attention over the rows of the last update: those stored before it, then all
  * new ones. queries float32 [batch, query_heads, tokens, key_dim], out
  * [batch, query_heads, tokens, value_dim]; `options` may be NULL. QF_SHAPE, or

@@ -36,6 +36,12 @@ struct AttentionMask {
   std::vector<std::uint8_t> allowed;
 };
 
+/// What an update does with its new rows until they are stored or evicted.
+enum class Inputs : std::uint8_t {
+  kCopied,    ///< the caller's memory is free when the update returns
+  kBorrowed,  ///< it must stay as it is; see update_and_fetch()
+};
+
 /// What one (batch, head) holds: a copy, for diagnosis.
 struct QFiltersState {
   std::vector<std::uint16_t> keys;      ///< [rows, key_dim], the cache's dtype
@@ -83,13 +89,20 @@ class QFiltersKVCache {
   /// else as float16, rounded to nearest even) and returns all prior kept
   /// rows plus all new rows. Only the state for the next update is evicted.
   ///
-  /// The view is valid until the next update or a call that settles; the
-  /// inputs are copied. Throws Error kShape, kMismatch or kInvalidArgument
-  /// (sizes beyond limits.h, positions that exceed int32) before anything
-  /// changes; kLowRetention (policy "raise") after the update is complete;
+  /// The view is valid until the next update or a call that settles. Rows
+  /// that are kBorrowed must stay valid and unchanged as long: those of the
+  /// storage type are then read where they are, which makes a long prefill
+  /// many times as fast as copying rows of which few are kept.
+  ///
+  /// Throws Error kShape, kMismatch or kInvalidArgument (sizes beyond
+  /// limits.h, positions that exceed int32) before anything changes;
+  /// kLowRetention (policy "raise") after the update is complete;
   /// std::bad_alloc with the last update settled and nothing else changed.
   /// O(batch * kv_heads * (tokens * dim + rows)).
-  RowsView update_and_fetch(const TensorView& keys, const TensorView& values);
+  RowsView update_and_fetch(
+      const TensorView& keys,
+      const TensorView& values,
+      Inputs inputs = Inputs::kCopied);
 
   /// Applies the last update's eviction now and frees its staging memory;
   /// otherwise the next update does. Invalidates the returned view.

@@ -10,6 +10,7 @@ namespace c_api = qfilters::c_api;
 using qfilters::Config;
 using qfilters::Error;
 using qfilters::ErrorKind;
+using qfilters::Inputs;
 using qfilters::QFiltersKVCache;
 using qfilters::RowShape;
 using qfilters::RowsView;
@@ -78,6 +79,24 @@ QFiltersKVCache& settled(qf_cache& cache) {
   return cache.cache;
 }
 
+void update(
+    qf_cache* cache,
+    const qf_tensor* keys,
+    const qf_tensor* values,
+    Inputs inputs) {
+  qf_cache& c = c_api::deref(cache, "cache");
+  const auto k = c_api::view_of(keys, "keys");
+  const auto v = c_api::view_of(values, "values");
+  std::optional<RowsView> before = std::exchange(c.rows, std::nullopt);
+  try {
+    c.rows = c.cache.update_and_fetch(k, v, inputs);
+  } catch (const Error& error) {
+    // All others come before anything changes (kv_cache.h).
+    if (error.kind() != ErrorKind::kLowRetention) c.rows = before;
+    throw;
+  }
+}
+
 // Without rows to attend over there is nothing that settling takes away.
 const RowShape& shape_of(qf_cache& cache) {
   return cache.rows ? cache.rows->shape() : cache.cache.stored().shape();
@@ -114,19 +133,14 @@ void qf_cache_free(qf_cache* cache) {
 
 qf_status qf_cache_update(
     qf_cache* cache, const qf_tensor* keys, const qf_tensor* values) {
-  return c_api::guard(__func__, [&] {
-    qf_cache& c = c_api::deref(cache, "cache");
-    const auto k = c_api::view_of(keys, "keys");
-    const auto v = c_api::view_of(values, "values");
-    std::optional<RowsView> before = std::exchange(c.rows, std::nullopt);
-    try {
-      c.rows = c.cache.update_and_fetch(k, v);
-    } catch (const Error& error) {
-      // All others come before anything changes (kv_cache.h).
-      if (error.kind() != ErrorKind::kLowRetention) c.rows = before;
-      throw;
-    }
-  });
+  return c_api::guard(
+      __func__, [&] { update(cache, keys, values, Inputs::kCopied); });
+}
+
+qf_status qf_cache_update_borrowed(
+    qf_cache* cache, const qf_tensor* keys, const qf_tensor* values) {
+  return c_api::guard(
+      __func__, [&] { update(cache, keys, values, Inputs::kBorrowed); });
 }
 
 qf_status qf_cache_attend(

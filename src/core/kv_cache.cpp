@@ -32,7 +32,7 @@ QFiltersKVCache& QFiltersKVCache::operator=(QFiltersKVCache&&) noexcept =
     default;
 
 RowsView QFiltersKVCache::update_and_fetch(
-    const TensorView& keys, const TensorView& values) {
+    const TensorView& keys, const TensorView& values, Inputs inputs) {
   State& s = *state_;
   s.check(keys, values);
   s.settle();
@@ -40,9 +40,11 @@ RowsView QFiltersKVCache::update_and_fetch(
   const bool unfrozen = !s.filters;
   try {
     if (fresh) s.start(keys, values);
-    s.stage(keys, values);
-    s.freeze_if_due(keys.tokens);
-    s.open(keys, values);
+    const TensorView new_keys = s.stage(keys, inputs, s.keys);
+    const TensorView new_values = s.stage(values, inputs, s.values);
+    s.freeze_if_due(new_keys);
+    s.sequence->begin(keys.tokens);
+    s.sequence->append(0, new_keys, new_values);
   } catch (...) {
     s.undo(fresh, unfrozen);
     throw;

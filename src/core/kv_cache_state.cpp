@@ -140,33 +140,35 @@ void QFiltersKVCache::State::start(
       options);
 }
 
-void QFiltersKVCache::State::stage(
-    const TensorView& keys_in, const TensorView& values_in) {
+TensorView QFiltersKVCache::State::stage(
+    const TensorView& rows,
+    Inputs inputs,
+    std::vector<std::uint16_t>& memory) const {
   const DType dtype = sequence->options().dtype;
-  cast(keys_in, dtype, keys);
-  cast(values_in, dtype, values);
+  if (inputs == Inputs::kBorrowed && rows.dtype == dtype) return rows;
+  cast(rows, dtype, memory);
+  return TensorView::dense(
+      memory.data(), dtype, rows.batch, rows.heads, rows.tokens, rows.dim);
 }
 
-void QFiltersKVCache::State::freeze_if_due(std::size_t tokens) {
+void QFiltersKVCache::State::freeze_if_due(const TensorView& new_keys) {
   const KVStore& store = sequence->store(0);
   const RowShape& shape = store.shape();
-  const std::size_t stored = store.rows(0);
-  const std::size_t rows = stored + tokens;
+  const std::size_t rows = store.rows(0) + new_keys.tokens;
   if (filters || rows < static_cast<std::size_t>(config.qfilters_calib_tokens))
     return;
   LayerFilters found{shape.groups(), shape.key_dim, {}};
   std::vector<float> observed(rows * shape.key_dim);
   std::vector<std::uint16_t> key(shape.key_dim);
+  const RowsView view(store, new_keys, {}, 0);
   for (std::size_t g = 0; g < shape.groups(); ++g) {
     for (std::size_t r = 0; r < rows; ++r) {
-      const std::uint16_t* row = key.data();
-      if (r < stored) {
-        store.read_key(g, r, key.data());
-      } else {
-        row = keys.data() + (g * tokens + r - stored) * shape.key_dim;
-      }
+      view.read_key(g, r, key.data());
       widen(
-          row, shape.dtype, shape.key_dim, observed.data() + r * shape.key_dim);
+          key.data(),
+          shape.dtype,
+          shape.key_dim,
+          observed.data() + r * shape.key_dim);
     }
     const auto direction = key_direction(observed, rows, shape.key_dim);
     found.values.insert(found.values.end(), direction.begin(), direction.end());
@@ -181,21 +183,6 @@ void QFiltersKVCache::State::freeze(LayerFilters found) {
   sequence->set_policy(frozen);
   policy = std::move(frozen);
   filters = std::move(found);
-}
-
-void QFiltersKVCache::State::open(
-    const TensorView& keys_in, const TensorView& values_in) {
-  const auto staged = [&](const auto& rows, std::size_t dim) {
-    return TensorView::dense(
-        rows.data(),
-        sequence->options().dtype,
-        keys_in.batch,
-        keys_in.heads,
-        keys_in.tokens,
-        dim);
-  };
-  sequence->begin(keys_in.tokens);
-  sequence->append(0, staged(keys, keys_in.dim), staged(values, values_in.dim));
 }
 
 void QFiltersKVCache::State::undo(bool fresh, bool unfrozen) noexcept {

@@ -27,7 +27,8 @@ struct QFiltersKVCache::State {
 
   // Made by the first update, which decides shapes and dtype.
   std::unique_ptr<SequenceCache> sequence;
-  std::vector<std::uint16_t> keys;  // the new rows of the open update
+  // The new rows of the open update, unless they are borrowed.
+  std::vector<std::uint16_t> keys;
   std::vector<std::uint16_t> values;
   std::uint64_t full_bytes = 0;
   std::uint64_t seen = 0;
@@ -41,13 +42,15 @@ struct QFiltersKVCache::State {
   void settle();
   /// Makes the sequence that the first update asks for.
   void start(const TensorView& keys_in, const TensorView& values_in);
-  /// Copies an update's rows in the storage type.
-  void stage(const TensorView& keys_in, const TensorView& values_in);
+  /// An update's rows in the storage type: where they are, if that is allowed
+  /// and they are of that type, else a copy in `memory`.
+  TensorView stage(
+      const TensorView& rows,
+      Inputs inputs,
+      std::vector<std::uint16_t>& memory) const;
   /// The fallback's one decision: filters from all rows seen so far, the
   /// staged ones included.
-  void freeze_if_due(std::size_t tokens);
-  /// Opens the update with the staged rows of these views.
-  void open(const TensorView& keys_in, const TensorView& values_in);
+  void freeze_if_due(const TensorView& new_keys);
   /// After a failed update: as if no sequence had been made or no filters
   /// frozen, where there were none before.
   void undo(bool fresh, bool unfrozen) noexcept;

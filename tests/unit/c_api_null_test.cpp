@@ -73,6 +73,9 @@ TEST_F(CApiNullTest, NullForACacheIsRefused) {
   NULLS(qf_cache_update, "values is", c, &keys, nullptr);
   NULLS(qf_cache_update, "keys->data", c, &empty, &keys);
   NULLS(qf_cache_update, "values->data", c, &keys, &empty);
+  NULLS(qf_cache_update_borrowed, "cache", nullptr, &keys, &keys);
+  NULLS(qf_cache_update_borrowed, "keys is", c, nullptr, &keys);
+  NULLS(qf_cache_update_borrowed, "values is", c, &keys, nullptr);
   NULLS(qf_cache_attend, "cache", nullptr, &queries, nullptr, &out);
   NULLS(qf_cache_attend, "queries", c, nullptr, nullptr, &out);
   NULLS(qf_cache_attend, "out is", c, &queries, nullptr, nullptr);

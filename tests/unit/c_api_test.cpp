@@ -222,6 +222,25 @@ TEST(CApiCacheTest, TakesFloat32AndOutlivesItsFilters) {
   expect_same_stored_rows(cache.get(), want);
 }
 
+TEST(CApiCacheTest, BorrowsRowsOnDemand) {
+  LayerData data(40);
+  QFiltersKVCache want(config_of(9, 1), data.filters);
+  data.feed(want, 40);
+  const CCache cache = c_cache(c_config(9, 1), c_filters(data.filters).get());
+  const qf_tensor keys = c_tensor(data.keys.view());
+  const qf_tensor values = c_tensor(data.values.view());
+  ASSERT_EQ(qf_cache_update_borrowed(cache.get(), &keys, &values), QF_OK);
+  const std::uint16_t key = data.keys.row(0, 0, 3)[5];
+  data.keys.row(0, 0, 3)[5] = 0x3C00;  // against the rule, to see it
+  EXPECT_EQ(
+      read<std::uint16_t>([&](auto... buffer) {
+        return qf_cache_fetched_keys(cache.get(), 0, buffer...);
+      })[3 * 20 + 5],
+      0x3C00);
+  data.keys.row(0, 0, 3)[5] = key;
+  expect_same_stored_rows(cache.get(), want);
+}
+
 TEST(CApiCacheTest, DefaultsAreThoseOfTheCppClass) {
   qf_config config;
   ASSERT_EQ(qf_config_init(&config, sizeof(config)), QF_OK);

@@ -42,10 +42,13 @@ struct LayerData {
   [[nodiscard]] std::size_t groups() const { return batch * heads; }
 
   /// The next `count` tokens into `cache`.
-  RowsView feed(QFiltersKVCache& cache, std::size_t count) const {
+  RowsView feed(
+      QFiltersKVCache& cache,
+      std::size_t count,
+      Inputs inputs = Inputs::kCopied) const {
     const std::size_t first = cache.offset();
     return cache.update_and_fetch(
-        keys.slice(first, count), values.slice(first, count));
+        keys.slice(first, count), values.slice(first, count), inputs);
   }
 
   [[nodiscard]] float score(

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -22,6 +24,7 @@ using test::any_split;
 using test::assert_best_rows;
 using test::bits_of;
 using test::Bounds;
+using test::HalfTensor;
 using test::LayerData;
 
 LayerData any_layer() {
@@ -119,6 +122,48 @@ RC_GTEST_PROP(KVCachePropertyTest, KeepsTheSameHoweverTheTokensAreSplit, ()) {
   QFiltersKVCache split(whole.config(), data.filters);
   feed(split, data, any_split(tokens_of(data)));
   assert_same(whole, split);
+}
+
+std::unique_ptr<HalfTensor> copy_of(
+    const HalfTensor& rows, std::size_t first, std::size_t count) {
+  const TensorView& all = rows.view();
+  auto out = std::make_unique<HalfTensor>(
+      all.dtype, all.batch, all.heads, count, all.dim, 3);
+  for (std::size_t b = 0; b < all.batch; ++b) {
+    for (std::size_t h = 0; h < all.heads; ++h) {
+      for (std::size_t t = 0; t < count; ++t) {
+        std::ranges::copy(rows.row(b, h, first + t), out->row(b, h, t).begin());
+      }
+    }
+  }
+  return out;
+}
+
+RC_GTEST_PROP(KVCachePropertyTest, KeepsTheSameWhoeverHoldsTheNewRows, ()) {
+  const LayerData data = any_layer();
+  const Config config = any_config(any_bounds(30), data);
+  const bool calibrated = *rc::gen::arbitrary<bool>();
+  QFiltersKVCache copying = make_cache(config, data, calibrated);
+  QFiltersKVCache borrowing = make_cache(config, data, calibrated);
+  std::unique_ptr<const HalfTensor> lent_keys;
+  std::unique_ptr<const HalfTensor> lent_values;
+  for (const std::size_t count : any_split(tokens_of(data))) {
+    const std::size_t first = copying.offset();
+    data.feed(copying, count);
+    auto keys = copy_of(data.keys, first, count);
+    auto values = copy_of(data.values, first, count);
+    const bool borrow = *rc::gen::arbitrary<bool>();
+    borrowing.update_and_fetch(
+        keys->view(),
+        values->view(),
+        borrow ? Inputs::kBorrowed : Inputs::kCopied);
+    // What was lent before, and rows that are copied, end here.
+    lent_keys = borrow ? std::move(keys) : nullptr;
+    lent_values = borrow ? std::move(values) : nullptr;
+    if (*rc::gen::arbitrary<bool>()) assert_same(copying, borrowing);
+  }
+  assert_same(copying, borrowing);
+  RC_ASSERT(copying.save() == borrowing.save());
 }
 
 RC_GTEST_PROP(KVCachePropertyTest, ShowsStoredRowsThenEveryNewOne, ()) {

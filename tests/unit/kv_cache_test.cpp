@@ -341,6 +341,44 @@ TEST(QFiltersKVCacheTest, CopiesItsInputs) {
   EXPECT_TRUE(same.is_token(cache.stored(), 2, 7, token));
 }
 
+TEST(QFiltersKVCacheTest, ReadsBorrowedInputsWhereTheyAre) {
+  const LayerData data(40);
+  QFiltersKVCache cache(config_of(16, 4), data.filters);
+  const RowsView rows = data.feed(cache, 40, Inputs::kBorrowed);
+  EXPECT_EQ(rows.new_keys().data, data.keys.view().data);
+  EXPECT_EQ(rows.new_values().data, data.values.view().data);
+}
+
+TEST(QFiltersKVCacheTest, LeavesBorrowedInputsAloneOnceTheUpdateIsSettled) {
+  LayerData data(40);
+  QFiltersKVCache cache(config_of(16, 4), data.filters);
+  data.feed(cache, 40, Inputs::kBorrowed);
+  cache.settle();
+  const LayerData same(40);
+  std::ranges::fill(data.keys.data(), std::uint16_t{0});
+  std::ranges::fill(data.values.data(), std::uint16_t{0});
+  for (std::size_t r = 0; r < 16; ++r) {
+    const auto token = static_cast<std::size_t>(cache.positions(2)[r]);
+    EXPECT_TRUE(same.is_token(cache.stored(), 2, r, token));
+  }
+}
+
+TEST(QFiltersKVCacheTest, CopiesBorrowedInputsOfAnotherType) {
+  const auto keys = test::random_floats(1, 2, 3, 40, 20);
+  const LayerData halves(40);
+  QFiltersKVCache cache(config_of(16, 4), halves.filters);
+  QFiltersKVCache want(config_of(16, 4), halves.filters);
+  const RowsView rows = cache.update_and_fetch(
+      keys.view(), halves.values.view(), Inputs::kBorrowed);
+  EXPECT_EQ(rows.new_keys().dtype, DType::kFloat16);
+  EXPECT_EQ(rows.new_values().data, halves.values.view().data);
+  want.update_and_fetch(keys.view(), halves.values.view());
+  for (std::size_t g = 0; g < 6; ++g) {
+    EXPECT_EQ(cache.positions(g), want.positions(g));
+    EXPECT_EQ(bits_of(cache.scores(g)), bits_of(want.scores(g)));
+  }
+}
+
 TEST(QFiltersKVCacheTest, AlwaysKeepsProtectedRowsAndEvictsNaNFirst) {
   const auto kept = [](const Config& config, std::vector<float> keys) {
     QFiltersKVCache cache(config, LayerFilters{1, 1, {1.0F}});
