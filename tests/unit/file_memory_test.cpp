@@ -1,22 +1,18 @@
 // What the readers of files allocate, counted where C++ code does it.
 // libzip and zlib call malloc and are left out: a directory that would make
 // them allocate much is refused before they see it (see npz_test.cpp).
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <new>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <zip.h>
 
 #include "qfilters/atomic_file.h"
@@ -26,30 +22,7 @@
 #include "qfilters/snapshot_file.h"
 
 #include "unit/filter_file_fixture.h"
-
-namespace {
-
-std::size_t g_live = 0;  // bytes; the readers use one thread
-std::size_t g_peak = 0;
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  void* const memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  g_live += ::malloc_usable_size(memory);
-  g_peak = std::max(g_peak, g_live);
-  return memory;
-}
-
-void operator delete(void* memory) noexcept {
-  if (memory != nullptr) g_live -= ::malloc_usable_size(memory);
-  std::free(memory);
-}
-
-void operator delete(void* memory, std::size_t /*size*/) noexcept {
-  operator delete(memory);
-}
+#include "unit/heap.h"
 
 namespace qfilters {
 namespace {
@@ -96,30 +69,32 @@ class FileMemoryTest : public FilterFileTest {
  protected:
   // Loads a file, or is refused, within the bound; true when it loads.
   static bool loads(const fs::path& path) {
-    const std::size_t before = g_live;
-    g_peak = g_live;
+    const std::size_t before = test::heap().live_bytes;
+    test::heap().peak_bytes = before;
     bool loaded = true;
     try {
       EXPECT_GT(load_filters(path).layers(), 0U);
     } catch (const Error&) {
       loaded = false;
     }
-    const std::size_t used = g_peak - before;
+    const std::size_t used = test::heap().peak_bytes - before;
     EXPECT_LE(used, kGrowth * fs::file_size(path) + kAlwaysAllowed);
     return loaded;
   }
 
   // The same for a snapshot.
   static bool loads_snapshot(const fs::path& path) {
-    const std::size_t before = g_live;
-    g_peak = g_live;
+    const std::size_t before = test::heap().live_bytes;
+    test::heap().peak_bytes = before;
     bool loaded = true;
     try {
       static_cast<void>(load_snapshot(path));
     } catch (const Error&) {
       loaded = false;
     }
-    EXPECT_LE(g_peak - before, kGrowth * fs::file_size(path) + kAlwaysAllowed);
+    EXPECT_LE(
+        test::heap().peak_bytes - before,
+        kGrowth * fs::file_size(path) + kAlwaysAllowed);
     return loaded;
   }
 

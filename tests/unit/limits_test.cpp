@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <new>
 #include <optional>
@@ -26,46 +24,9 @@
 #include "qfilters/kv_cache.h"
 #include "qfilters/sequence_cache.h"
 
+#include "unit/heap.h"
 #include "unit/kv_cache_fixture.h"
 #include "unit/test_util.h"
-
-namespace {
-
-constexpr std::size_t kMostBytes = std::size_t{1} << 30;
-std::atomic<int> g_until_failure = 0;  // allocations; 0: none fails
-
-void* allocate(std::size_t size, std::size_t alignment) {
-  const bool fails = g_until_failure > 0 && --g_until_failure == 0;
-  void* const memory =
-      fails || size > kMostBytes
-          ? nullptr
-          : std::aligned_alloc(
-                alignment, (size + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  return allocate(size, alignof(std::max_align_t));
-}
-
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return allocate(size, static_cast<std::size_t>(alignment));
-}
-
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-
-void operator delete(void* memory, std::size_t /*size*/) noexcept {
-  std::free(memory);
-}
-
-void operator delete(void* memory, std::align_val_t /*alignment*/) noexcept {
-  std::free(memory);
-}
 
 namespace qfilters {
 namespace {
@@ -93,13 +54,13 @@ TensorView view_of(std::array<std::size_t, 4> shape, DType dtype) {
 // as many.
 template <typename Action>
 bool succeeds(int nth, Action&& action) {
-  g_until_failure = nth;
+  test::heap().until_failure = nth;
   try {
     action();
-    g_until_failure = 0;
+    test::heap().until_failure = 0;
     return true;
   } catch (const std::bad_alloc&) {
-    g_until_failure = 0;
+    test::heap().until_failure = 0;
     return false;
   }
 }

@@ -1,9 +1,5 @@
 // Decoding at the budget allocates nothing: this program counts what it does.
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -11,41 +7,8 @@
 #include "qfilters/attention.h"
 #include "qfilters/sequence_cache.h"
 
+#include "unit/heap.h"
 #include "unit/sequence_fixture.h"
-
-namespace {
-
-std::atomic<std::size_t> g_allocations = 0;
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  ++g_allocations;
-  void* const memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  ++g_allocations;
-  const auto unit = static_cast<std::size_t>(alignment);
-  void* const memory =
-      std::aligned_alloc(unit, (size + unit - 1) / unit * unit);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-
-void operator delete(void* memory, std::size_t /*size*/) noexcept {
-  std::free(memory);
-}
-
-void operator delete(void* memory, std::align_val_t /*alignment*/) noexcept {
-  std::free(memory);
-}
 
 namespace qfilters {
 namespace {
@@ -146,11 +109,12 @@ TEST(SequenceCacheAllocationTest, DecodingAtTheBudgetAllocatesNothing) {
           model, qfilters_policy(model, budget(100, 4, 20, interval)), threads);
       for (int i = 0; i < 400; ++i)
         decoder.step();
-      const std::size_t before = g_allocations;
+      const std::size_t before = test::heap().allocations;
       const auto evictions = decoder.cache().stats().evictions;
       for (int i = 0; i < 400; ++i)
         decoder.step();
-      EXPECT_EQ(g_allocations, before) << interval << " " << threads;
+      EXPECT_EQ(test::heap().allocations.load(), before)
+          << interval << " " << threads;
       EXPECT_GE(decoder.cache().stats().evictions, evictions + 20);
     }
   }
@@ -175,11 +139,11 @@ TEST(SequenceCacheAllocationTest, DecodingManyRowsAllocatesNothing) {
 TEST(SequenceCacheAllocationTest, GrowingRowByRowAllocatesNowAndThen) {
   const Model model({{1, 24, 24, 0}}, 2);
   Decoder decoder(model, Policy::full(), 1);
-  const std::size_t before = g_allocations;
+  const std::size_t before = test::heap().allocations;
   for (int i = 0; i < 1000; ++i)
     decoder.step();
-  EXPECT_GT(g_allocations, before);
-  EXPECT_LT(g_allocations, before + 250);
+  EXPECT_GT(test::heap().allocations.load(), before);
+  EXPECT_LT(test::heap().allocations.load(), before + 250);
 }
 
 }  // namespace
