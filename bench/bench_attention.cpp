@@ -12,6 +12,7 @@
 #include "qfilters/sequence_cache.h"
 
 #include "attention_shapes.h"
+#include "each_isa.h"
 
 namespace qfilters::bench {
 namespace {
@@ -149,6 +150,13 @@ BENCHMARK(BM_AttendTwoThreads)
     ->Args({4096, 1, 1, 4, 256})
     ->Args({512, 1, 3, 3, 64})
     ->UseManualTime();
+
+const bool kAttend = on_each_isa("BM_Attend", BM_Attend, [](auto* bench) {
+  bench->ArgNames({"rows", "tokens", "kv_heads", "share", "dim"})
+      ->Args({4096, 1, 8, 4, 128})
+      ->Args({4096, 256, 8, 4, 128})
+      ->UseRealTime();
+});
 
 }  // namespace
 }  // namespace qfilters::bench

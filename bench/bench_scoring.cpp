@@ -5,9 +5,11 @@
 
 #include "qfilters/scoring.h"
 
-namespace {
+#include "count_work.h"
+#include "each_isa.h"
 
-using namespace qfilters;  // NOLINT(google-build-using-namespace)
+namespace qfilters::bench {
+namespace {
 
 void BM_ScoreProjection(benchmark::State& state) {
   const auto tokens = static_cast<std::size_t>(state.range(0));
@@ -21,9 +23,7 @@ void BM_ScoreProjection(benchmark::State& state) {
     score_projection(view, 0, 0, filter, 1.0F, scores);
     benchmark::ClobberMemory();
   }
-  state.SetItemsProcessed(state.iterations() * state.range(0));
-  state.SetBytesProcessed(
-      state.iterations() * static_cast<std::int64_t>(tokens * dim * 2));
+  count_work(state, tokens, tokens * dim * 2, tokens * dim * 2);
 }
 
 BENCHMARK(BM_ScoreProjection)
@@ -33,4 +33,10 @@ BENCHMARK(BM_ScoreProjection)
     ->Args({524288, 128})
     ->UseRealTime();
 
+const bool kScoreProjection =
+    on_each_isa("BM_ScoreProjection", BM_ScoreProjection, [](auto* bench) {
+      bench->ArgNames({"tokens", "dim"})->Args({8192, 128})->UseRealTime();
+    });
+
 }  // namespace
+}  // namespace qfilters::bench

@@ -22,6 +22,8 @@ void BM_SelectRows(benchmark::State& state) {
     benchmark::DoNotOptimize(select_rows(scores, keep, {4, keep / 4}));
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
+  state.SetBytesProcessed(
+      state.iterations() * static_cast<std::int64_t>(rows * sizeof(float)));
 }
 
 BENCHMARK(BM_SelectRows)

@@ -6,9 +6,11 @@
 
 #include "qfilters/sequence_cache.h"
 
-namespace {
+#include "count_work.h"
+#include "each_isa.h"
 
-using namespace qfilters;  // NOLINT(google-build-using-namespace)
+namespace qfilters::bench {
+namespace {
 
 constexpr std::size_t kHeads = 8;
 constexpr std::size_t kDim = 128;
@@ -57,6 +59,12 @@ void step(SequenceCache& cache, const TensorView& rows) {
   cache.commit();
 }
 
+// The new rows' keys and values, each key scored once.
+void count_update(benchmark::State& state, std::size_t tokens) {
+  const std::size_t rows = tokens * kHeads;
+  count_work(state, tokens, rows * kDim * 4, rows * kDim * 2);
+}
+
 // A decode step of one layer that is at its budget: score, select, compact.
 // Evictions come every `interval` steps, so this is their average.
 void BM_DecodeUpdate(benchmark::State& state) {
@@ -73,7 +81,7 @@ void BM_DecodeUpdate(benchmark::State& state) {
     step(cache, rows.view(next, 1));
     next = (next + 1) % rows.count;
   }
-  state.SetItemsProcessed(state.iterations());
+  count_update(state, 1);
 }
 
 BENCHMARK(BM_DecodeUpdate)
@@ -82,24 +90,38 @@ BENCHMARK(BM_DecodeUpdate)
     ->ArgsProduct({{512, 2048, 4096}, {0}, {1}})
     ->UseRealTime();
 
+const bool kDecodeUpdate =
+    on_each_isa("BM_DecodeUpdate", BM_DecodeUpdate, [](auto* bench) {
+      bench->ArgNames({"budget", "interval"})->Args({4096, 0})->UseRealTime();
+    });
+
 // A prefill of one layer into an empty cache, cut to the budget.
 void BM_PrefillUpdate(benchmark::State& state) {
   const auto tokens = static_cast<std::size_t>(state.range(0));
   const auto budget = static_cast<std::size_t>(state.range(1));
+  const auto interval = static_cast<std::size_t>(state.range(2));
   const Rows rows(tokens);
-  SequenceCache cache({{kHeads, kDim, kDim}}, bounded(budget, 0));
+  SequenceCache cache({{kHeads, kDim, kDim}}, bounded(budget, interval));
   for (auto _ : state) {
     step(cache, rows.view(0, tokens));
     state.PauseTiming();
     cache.clear();
     state.ResumeTiming();
   }
-  state.SetItemsProcessed(state.iterations() * state.range(0));
+  count_update(state, tokens);
 }
 
 BENCHMARK(BM_PrefillUpdate)
-    ->ArgNames({"tokens", "budget"})
-    ->Args({8192, 512})
+    ->ArgNames({"tokens", "budget", "interval"})
+    ->ArgsProduct({{8192}, {512}, {0, 64}})
     ->UseRealTime();
 
+const bool kPrefillUpdate =
+    on_each_isa("BM_PrefillUpdate", BM_PrefillUpdate, [](auto* bench) {
+      bench->ArgNames({"tokens", "budget", "interval"})
+          ->Args({8192, 512, 0})
+          ->UseRealTime();
+    });
+
 }  // namespace
+}  // namespace qfilters::bench
