@@ -23,8 +23,7 @@ namespace qfilters::eval {
 namespace {
 
 constexpr std::string_view kLlama = "llama";
-constexpr std::string_view kCalibrateHint =
-    "make one with `qfilters calibrate --model M.gguf --text T.txt --out F`";
+constexpr std::string_view kAuto = "auto";
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorKind::kInvalidArgument, message);
@@ -36,10 +35,15 @@ double rate(std::size_t tokens, double seconds) {
 
 std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
   if (spec.policy == "streaming" || budget <= spec.sinks) return 0;
-  return std::min(budget / 2, budget - spec.sinks - 1);
+  const std::size_t share = spec.policy == kAuto ? 4 : 2;
+  return std::min(budget / share, budget - spec.sinks - 1);
 }
 
-BudgetRule parse_rule(const std::string& name) {
+BudgetRule rule_of(const RunSpec& spec) {
+  if (!spec.rule) {
+    return spec.policy == kAuto ? BudgetRule::kShared : BudgetRule::kUniform;
+  }
+  const std::string& name = *spec.rule;
   for (const BudgetRule rule :
        {BudgetRule::kUniform, BudgetRule::kPerLayer, BudgetRule::kShared}) {
     if (name == to_string(rule)) return rule;
@@ -90,7 +94,7 @@ void check_spec(const RunSpec& spec) {
   if (type == "q8_0" && !spec.llama_flash_attention) {
     refuse("cache type: llama.cpp's q8_0 cache needs flash attention on");
   }
-  static_cast<void>(parse_rule(spec.rule));
+  static_cast<void>(rule_of(spec));
   if (!is_size(spec.block) || !(spec.floor >= 0 && spec.floor <= 1)) {
     refuse(
         "block: " + std::to_string(spec.block) +
@@ -150,24 +154,28 @@ std::optional<Limits> limits_of(
 
 std::shared_ptr<const FilterBank> load_run_filters(
     std::string_view policy,
-    const std::filesystem::path& path,
+    std::span<const std::string> paths,
     const llama::Model& model) {
   if (!needs_filters(policy)) return nullptr;
-  if (path.empty()) {
-    refuse(
-        "filters: policy " + std::string(policy) +
-        " needs a filter file (--filters F); " + std::string(kCalibrateHint));
+  const bool quadratic = policy == kAuto;
+  const std::string hint = "make one with `qfilters calibrate --policy " +
+                           std::string(policy) +
+                           " --model M.gguf --text T.txt --out F`";
+  for (const std::string& path : paths) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) {
+      throw Error(ErrorKind::kFile, "filters: no file " + path + "; " + hint);
+    }
+    auto filters = std::make_shared<const FilterBank>(load_filters(path));
+    if (llama::made_for_auto(*filters) != quadratic) continue;
+    llama::check_filters(*filters, model);
+    return filters;
   }
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) {
-    throw Error(
-        ErrorKind::kFile,
-        "filters: no file " + path.string() + "; " +
-            std::string(kCalibrateHint));
-  }
-  auto filters = std::make_shared<const FilterBank>(load_filters(path));
-  llama::check_filters(*filters, model, policy == "auto");
-  return filters;
+  refuse(
+      "filters: policy " + std::string(policy) +
+      " needs a filter file of its "
+      "kind (--filters F)" +
+      (paths.empty() ? "" : ", none of these is one") + "; " + hint);
 }
 
 std::unique_ptr<llama::Session> open_session(
@@ -193,7 +201,7 @@ std::unique_ptr<llama::Session> open_session(
     rows.protection = {limits->sinks, limits->recent};
     rows.interval = limits->interval;
     rows.seed = spec.seed;
-    rows.rule = parse_rule(spec.rule);
+    rows.rule = rule_of(spec);
     rows.floor = spec.floor;
     rows.block = spec.block;
   }
@@ -251,7 +259,7 @@ Json to_json(const RunRecord& record) {
   json["recent"] = limit(&Limits::recent);
   json["interval"] = limit(&Limits::interval);
   if (record.limits) {
-    json["rule"] = record.spec.rule;
+    json["rule"] = to_string(rule_of(record.spec));
     json["floor"] = record.spec.floor;
     json["block"] = record.spec.block;
   }

@@ -29,12 +29,13 @@ using Progress = std::function<void(std::size_t done, std::size_t total)>;
 
 /// How one candidate runs: everything but the model, the filters and the task.
 struct RunSpec {
-  std::string policy = "qfilters";
+  std::string policy = "auto";
   Budget budget;
   std::size_t sinks = 4;
   std::optional<std::size_t> recent;    ///< see limits_of() for the default
   std::optional<std::size_t> interval;  ///< see limits_of() for the default
-  std::string rule = "uniform";         ///< or per-layer, shared: BudgetRule
+  /// uniform, per-layer or shared (BudgetRule); by default the policy's own.
+  std::optional<std::string> rule;
   double floor = 0.2;                   ///< see PolicyOptions
   std::size_t block = 1;                ///< see PolicyOptions
   std::size_t chunk = 256;
@@ -77,13 +78,14 @@ void check_spec(const RunSpec& spec);
     std::size_t tokens,
     std::span<const LayerShape> layers);
 
-/// Loads the filters that `policy` needs and checks them against the model;
-/// null when it needs none. Throws Error kInvalidArgument without a path and
-/// kFile without a file (both name `qfilters calibrate`), kMismatch for
-/// filters of another model.
+/// Loads the filters that `policy` needs, the first of its kind among `paths`,
+/// and checks them against the model; null when it needs none. Throws Error
+/// kInvalidArgument without a file of that kind and kFile for a path without a
+/// file (both name `qfilters calibrate`), kMismatch for filters of another
+/// model.
 [[nodiscard]] std::shared_ptr<const FilterBank> load_run_filters(
     std::string_view policy,
-    const std::filesystem::path& path,
+    std::span<const std::string> paths,
     const llama::Model& model);
 
 /// A session for a sequence of up to `tokens` tokens.

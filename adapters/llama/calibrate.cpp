@@ -68,6 +68,8 @@ FilterBank calibrate(
 
 namespace {
 
+// What FilterMetadata::query_site says of the other kind of filters.
+constexpr const char* kReconstruction = "reconstruction";
 // Rows that attention uses as sinks are unlike all others.
 constexpr std::size_t kSinkRows = 8;
 // Below this attention a key is worth nothing, whatever the logarithm says.
@@ -167,12 +169,15 @@ FilterBank calibrate_reconstruction(
   }
   metadata.model_id = source.name();
   metadata.model_fingerprint = source.fingerprint();
-  metadata.query_site = "reconstruction";
+  metadata.query_site = kReconstruction;
   return regression.finish(std::move(metadata));
 }
 
-void check_filters(
-    const FilterBank& filters, const Model& model, bool quadratic) {
+bool made_for_auto(const FilterBank& filters) noexcept {
+  return filters.metadata().query_site == kReconstruction;
+}
+
+void check_filters(const FilterBank& filters, const Model& model) {
   const auto fail = [&](const std::string& reason) {
     throw Error(ErrorKind::kMismatch, "check_filters: " + reason);
   };
@@ -184,8 +189,9 @@ void check_filters(
   }
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const LayerFilters& have = filters.layer(l);
-    const std::size_t size =
-        quadratic ? quadratic_size(layers[l].key_dim) : layers[l].key_dim;
+    const std::size_t size = made_for_auto(filters)
+                                 ? quadratic_size(layers[l].key_dim)
+                                 : layers[l].key_dim;
     if (have.heads == layers[l].kv_heads && have.dim == size) continue;
     fail(
         "layer " + std::to_string(l) + ": the filters have " +

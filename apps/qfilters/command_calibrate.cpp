@@ -34,7 +34,7 @@ struct CalibrateArguments {
   std::size_t context = 4096;
   std::size_t chunk = 256;
   int gpu_layers = 0;
-  std::string policy = "qfilters";
+  std::string policy = "auto";
 };
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -203,7 +203,7 @@ void add_calibrate_command(CLI::App& app, Action& action) {
       ->add_option(
           "--policy",
           arguments->policy,
-          "Whose filters: qfilters, or auto, which reads the text twice")
+          "Whose filters: auto, which reads the text twice, or qfilters")
       ->capture_default_str();
   add_count(
       *command, "--tokens", arguments->tokens, "Tokens of the text to use");

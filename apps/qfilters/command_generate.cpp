@@ -78,8 +78,8 @@ void check(const GenerateArguments& arguments) {
     refuse("give --prompt, --prompt-file, --chat or --load-state");
   }
   // The state that was loaded may be replaced by what became of it.
-  std::vector<std::string> inputs = {
-      arguments.run.model, arguments.run.filters, arguments.prompt_file};
+  std::vector<std::string> inputs = arguments.run.filters;
+  inputs.insert(inputs.end(), {arguments.run.model, arguments.prompt_file});
   check_outputs({arguments.run.common.json, arguments.save_state}, inputs);
   inputs.push_back(arguments.load_state);
   check_outputs({arguments.run.common.json}, inputs);

@@ -97,9 +97,10 @@ void add_run_options(
       .add_option(
           "--filters",
           options.filters,
-          "Filters of the model (.npz, .safetensors, .gguf), for policy "
-          "qfilters; "
-          "see `qfilters calibrate`")
+          "Filters of the model (.npz, .safetensors, .gguf) for policies auto "
+          "and qfilters, each its own kind; may be repeated; see `qfilters "
+          "calibrate`")
+      ->allow_extra_args(false)
       ->type_name("FILE");
   add_policy_options(command, options, candidates);
   add_count(command, "--sink", options.sinks, "First rows, never evicted");
@@ -107,7 +108,9 @@ void add_run_options(
       .add_option(
           "--recent",
           options.recent,
-          "Newest rows, never evicted [half of the budget; 0 for streaming]")
+          "Newest rows, never evicted [auto: a quarter of the budget; "
+          "streaming: "
+          "0; else half of the budget]")
       ->check(whole_number());
   command
       .add_option(
@@ -116,13 +119,12 @@ void add_run_options(
           "Evict once so many rows are held beyond the budget; 0: always [a "
           "sixteenth of the budget in whole blocks of 64, at least 64]")
       ->check(whole_number());
-  command
-      .add_option(
-          "--rule",
-          options.rule,
-          "Who shares the budget: uniform (every head keeps the same number of "
-          "rows), per-layer (the heads of a layer share) or shared (all heads)")
-      ->capture_default_str();
+  command.add_option(
+      "--rule",
+      options.rule,
+      "Who shares the budget: uniform (every head keeps the same number of "
+      "rows), per-layer (the heads of a layer share) or shared (all heads) "
+      "[auto: shared; else uniform]");
   command
       .add_option(
           "--floor",

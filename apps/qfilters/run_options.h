@@ -22,13 +22,13 @@ struct CommonOptions {
 struct RunOptions {
   CommonOptions common;
   std::string model;
-  std::string filters;
-  std::vector<std::string> policies{"qfilters"};
+  std::vector<std::string> filters;
+  std::vector<std::string> policies{"auto"};
   std::vector<std::string> budgets{"1024"};
   std::size_t sinks = 4;
   std::optional<std::size_t> recent;
   std::optional<std::size_t> interval;
-  std::string rule = "uniform";
+  std::optional<std::string> rule;
   double floor = 0.2;
   std::size_t block = 1;
   std::size_t chunk = 256;

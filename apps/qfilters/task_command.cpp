@@ -25,10 +25,9 @@ TaskInputs prepare(
   const std::size_t longest = task.longest(arguments, inputs.codec);
   for (const eval::RunSpec& spec : specs) {
     (void)eval::limits_of(spec, longest, inputs.model->layer_shapes());
-    if (inputs.filters == nullptr) {
-      inputs.filters = eval::load_run_filters(
-          spec.policy, arguments.run.filters, *inputs.model);
-    }
+    auto filters = eval::load_run_filters(
+        spec.policy, arguments.run.filters, *inputs.model);
+    if (inputs.filters == nullptr) inputs.filters = std::move(filters);
   }
   inputs.text = eval::read_tokens(
       arguments.text,
@@ -104,9 +103,9 @@ std::vector<Json> run_all(
 
 void run_task(
     const Task& task, const TaskArguments& arguments, const CLI::App& command) {
-  check_outputs(
-      {arguments.run.common.json},
-      {arguments.run.model, arguments.run.filters, arguments.text});
+  std::vector<std::string> files = arguments.run.filters;
+  files.insert(files.end(), {arguments.run.model, arguments.text});
+  check_outputs({arguments.run.common.json}, files);
   task.check(arguments);
   const std::vector<Json> runs = run_all(task, arguments, command);
   Json json;

@@ -14,10 +14,12 @@ namespace qfilters {
 struct FilterMetadata {
   std::string model_id = {};           ///< name for people
   std::string model_fingerprint = {};  ///< of the model they were made on
-  std::string query_site = {};         ///< "attention": after QK-norm and RoPE
-  std::string dataset = {};            ///< name of the calibration text
-  std::string text_hash = {};          ///< FNV-1a 64 of the text's bytes, hex
-  std::uint64_t n_samples = 0;         ///< query rows per head
+  /// "attention": Q-Filters of queries after QK-norm and RoPE;
+  /// "reconstruction": coefficients of policy auto (KeyRegression).
+  std::string query_site = {};
+  std::string dataset = {};     ///< name of the calibration text
+  std::string text_hash = {};   ///< FNV-1a 64 of the text's bytes, hex
+  std::uint64_t n_samples = 0;  ///< query rows per head
 
   friend bool operator==(const FilterMetadata&, const FilterMetadata&) =
       default;
