@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -128,6 +129,13 @@ FilterBank calibrate_reconstruction(
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress) {
   check(options, tokens);
+  if (std::min(tokens.size(), options.context) < kLeastPassage) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "calibrate: tokens=" + std::to_string(tokens.size()) +
+            " context=" + std::to_string(options.context) + ": at least " +
+            std::to_string(kLeastPassage) + " of each are needed");
+  }
   SessionOptions session;
   session.chunk = std::min(options.chunk, options.context);
   session.threads = options.threads;

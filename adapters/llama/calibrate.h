@@ -37,7 +37,7 @@ struct CalibrateOptions {
 /// the logarithm of the largest attention that the second reading pays it; the
 /// first rows, which attention uses as sinks, are left out. About twice the
 /// time of calibrate(), memory of one passage's full cache. Throws as it, for
-/// fewer than 64 tokens.
+/// fewer than 64 tokens or a context below 64.
 [[nodiscard]] FilterBank calibrate_reconstruction(
     std::shared_ptr<const Model> model,
     std::span<const Token> tokens,

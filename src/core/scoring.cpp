@@ -61,7 +61,7 @@ void check_bank(
       ErrorKind::kMismatch,
       std::string(name) + ": layer " + std::to_string(layer) +
           " needs filters [" + std::to_string(heads) + ", " +
-          std::to_string(dim) + "], these have " + have);
+          std::to_string(dim) + "], the filters have " + have);
 }
 
 void check_given(const char* name, const FilterBank* filters) {

@@ -1,5 +1,6 @@
 #include "llama/calibrate.h"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -8,6 +9,7 @@
 
 #include "qfilters/error.h"
 #include "qfilters/filter_bank.h"
+#include "qfilters/key_regression.h"
 
 #include "adapters/models.h"
 
@@ -99,6 +101,47 @@ TEST_F(CalibrateTest, NeedsTwoTokens) {
   const Error error = error_of([&] { (void)run(32, 100); });
   EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
   EXPECT_THAT(error.what(), HasSubstr("tokens=1"));
+}
+
+TEST_F(CalibrateTest, LearnsFromASecondReading) {
+  const std::vector<Token> cue = some_tokens(*model_, 3);
+  CalibrateOptions options;
+  options.context = 100;
+  const auto learn = [&](std::size_t chunk, int threads) {
+    options.chunk = chunk;
+    options.threads = threads;
+    return calibrate_reconstruction(model_, tokens_, cue, options, {});
+  };
+  const FilterBank filters = learn(32, 1);
+  ASSERT_EQ(filters.layers(), 4U);
+  bool some_global = false;
+  for (std::size_t l = 0; l < 4; ++l) {
+    ASSERT_EQ(filters.layer(l).heads, 2U);
+    ASSERT_EQ(filters.layer(l).dim, quadratic_size(16));
+    const auto& values = filters.layer(l).values;
+    const bool zero = std::all_of(
+        values.begin(), values.end(), [](float v) { return v == 0.0F; });
+    EXPECT_EQ(zero, model_->layers()[l].window != 0) << l;
+    some_global = some_global || !zero;
+  }
+  EXPECT_TRUE(some_global);
+  EXPECT_EQ(filters.metadata().query_site, "reconstruction");
+  EXPECT_EQ(filters.metadata().model_id, model_->name());
+  // Passages of 100, 100 and 50: the last is too short, sinks do not count.
+  EXPECT_EQ(filters.metadata().n_samples, 2U * (100 - 8));
+  EXPECT_TRUE(made_for_auto(filters));
+  EXPECT_FALSE(made_for_auto(run(32, 100)));
+  EXPECT_NO_THROW(check_filters(filters, *model_));
+  EXPECT_EQ(learn(32, 2), filters);
+}
+
+TEST_F(CalibrateTest, NeedsAPassageToReadTwice) {
+  tokens_.resize(63);
+  const Error error = error_of([&] {
+    (void)calibrate_reconstruction(model_, tokens_, tokens_, {}, {});
+  });
+  EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("64"));
 }
 
 TEST_F(CalibrateTest, FiltersOfAnotherModelAreRefused) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -13,6 +14,8 @@
 
 #include "qfilters/error.h"
 #include "qfilters/filter_bank.h"
+#include "qfilters/isa.h"
+#include "qfilters/key_regression.h"
 
 #include "unit/test_util.h"
 
@@ -117,6 +120,94 @@ TEST(ScoreProjectionTest, GivesNaNForNonFiniteKeysOnlyWhereItMust) {
   EXPECT_EQ(out[0], -test::kInfinity);
   EXPECT_TRUE(std::isnan(out[1]));
   EXPECT_TRUE(std::isnan(out[2]));
+}
+
+// By its definition, each operation rounded, in the canonical order.
+float quadratic_score(
+    DType dtype,
+    std::span<const std::uint16_t> key,
+    std::span<const float> c,
+    float norm) {
+  float sums[16] = {};
+  for (std::size_t d = 0; d < key.size(); ++d) {
+    const float k =
+        dtype == DType::kFloat16 ? from_float16(key[d]) : from_bfloat16(key[d]);
+    const float square = c[key.size() + d] * k;
+    const float factor = c[d] + square;
+    const float term = k * factor;
+    sums[d % 16] += term;
+  }
+  for (std::size_t half = 8; half > 0; half /= 2) {
+    for (std::size_t j = 0; j < half; ++j)
+      sums[j] += sums[j + half];
+  }
+  const float of_norm = c[2 * key.size()] * norm;
+  const float sum = sums[0] + of_norm;
+  return sum + c[2 * key.size() + 1];
+}
+
+TEST(ScoreQuadraticTest, HasTheBitsOfTheCanonicalOrderOnEveryIsa) {
+  for (const std::string_view isa : runnable_isas()) {
+    SCOPED_TRACE(isa);
+    set_isa(isa);
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      for (const std::size_t dim : {1U, 7U, 16U, 17U, 64U, 80U, 128U, 256U}) {
+        SCOPED_TRACE(dim);
+        const HalfTensor keys = random_halves(dim, dtype, 2, 3, 9, dim, 5);
+        const auto coefficients = random_filter(dim + 1, quadratic_size(dim));
+        std::vector<float> out(9);
+        std::vector<float> norms(9);
+        score_quadratic(keys.view(), 1, 2, coefficients, out);
+        key_norms(keys.view(), 1, 2, norms);
+        std::vector<float> want;
+        for (std::size_t t = 0; t < 9; ++t) {
+          want.push_back(quadratic_score(
+              dtype, keys.row(1, 2, t), coefficients, norms[t]));
+        }
+        EXPECT_EQ(bits_of(out), bits_of(want));
+      }
+    }
+  }
+  set_isa(runnable_isas().front());
+}
+
+TEST(ScoreQuadraticTest, RefusesOtherCoefficients) {
+  const HalfTensor keys(DType::kFloat16, 1, 1, 4, 8);
+  std::vector<float> out(4);
+  EXPECT_THAT(
+      error_of([&] {
+        score_quadratic(keys.view(), 0, 0, std::vector<float>(8), out);
+      }),
+      IsError(ErrorKind::kShape, "18 are needed"));
+  EXPECT_THAT(
+      error_of([&] {
+        score_quadratic(
+            keys.view(), 0, 0, std::vector<float>(18), std::span(out).first(3));
+      }),
+      IsError(ErrorKind::kShape, "scores=3"));
+}
+
+TEST(ReconstructionScorerTest, ScoresWithItsOwnKindOfFiltersOnly) {
+  const auto scorer = make_reconstruction_scorer(bank(2, 3, 18));
+  EXPECT_EQ(scorer->name(), "auto");
+  EXPECT_TRUE(scorer->frozen());
+  EXPECT_NE(
+      scorer->identity(),
+      make_reconstruction_scorer(bank(1, 3, 18))->identity());
+  scorer->check_layer(1, 3, 8);
+  EXPECT_THAT(
+      error_of([&] { scorer->check_layer(1, 3, 18); }),
+      IsError(ErrorKind::kMismatch, "needs filters [3, 38]"));
+  EXPECT_THAT(
+      error_of([&] { scorer->check_layer(2, 3, 8); }),
+      IsError(ErrorKind::kMismatch, "none (2 layers)"));
+  EXPECT_THAT(
+      error_of([] { static_cast<void>(make_reconstruction_scorer(nullptr)); }),
+      IsError(ErrorKind::kInvalidArgument, "calibrate"));
+  const HalfTensor keys = random_halves(5, DType::kFloat16, 1, 3, 6, 8, 2);
+  std::vector<float> want(6);
+  score_quadratic(keys.view(), 0, 2, bank(2, 3, 18)->layer(1).head(2), want);
+  EXPECT_EQ(bits_of(scores_of(*scorer, keys, 4, 1, 0, 2)), bits_of(want));
 }
 
 TEST(ScoreProjectionTest, RejectsWhatDoesNotFit) {
