@@ -167,7 +167,7 @@ std::shared_ptr<const FilterBank> load_run_filters(
       throw Error(ErrorKind::kFile, "filters: no file " + path + "; " + hint);
     }
     auto filters = std::make_shared<const FilterBank>(load_filters(path));
-    if (llama::made_for_auto(*filters) != quadratic) continue;
+    if (llama::is_for_auto(filters->metadata()) != quadratic) continue;
     llama::check_filters(*filters, model);
     return filters;
   }

@@ -181,8 +181,8 @@ FilterBank calibrate_reconstruction(
   return regression.finish(std::move(metadata));
 }
 
-bool made_for_auto(const FilterBank& filters) noexcept {
-  return filters.metadata().query_site == kReconstruction;
+bool is_for_auto(const FilterMetadata& metadata) noexcept {
+  return metadata.query_site == kReconstruction;
 }
 
 void check_filters(const FilterBank& filters, const Model& model) {
@@ -197,7 +197,7 @@ void check_filters(const FilterBank& filters, const Model& model) {
   }
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const LayerFilters& have = filters.layer(l);
-    const std::size_t size = made_for_auto(filters)
+    const std::size_t size = is_for_auto(filters.metadata())
                                  ? quadratic_size(layers[l].key_dim)
                                  : layers[l].key_dim;
     if (have.heads == layers[l].kv_heads && have.dim == size) continue;

@@ -46,12 +46,12 @@ struct CalibrateOptions {
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress = {});
 
-/// Whether filters are calibrate_reconstruction()'s.
-[[nodiscard]] bool made_for_auto(const FilterBank& filters) noexcept;
+/// Whether filters of this origin are calibrate_reconstruction()'s.
+[[nodiscard]] bool is_for_auto(const FilterMetadata& metadata) noexcept;
 
 /// Throws Error kMismatch, naming the values, when filters do not belong to
 /// the model: other layers, heads or sizes (the key dims; quadratic_size() of
-/// them if made_for_auto()), or a known fingerprint that differs.
+/// them if is_for_auto()), or a known fingerprint that differs.
 void check_filters(const FilterBank& filters, const Model& model);
 
 }  // namespace qfilters::llama

@@ -11,6 +11,7 @@
 #include "qfilters/filter_file.h"
 
 #include "commands.h"
+#include "llama/calibrate.h"
 #include "output.h"
 #include "run_options.h"
 
@@ -70,7 +71,8 @@ LayerFacts facts_of(const LayerFilters& layer) {
 std::vector<std::string> warnings_of(
     const FilterMetadata& metadata, const std::vector<LayerFacts>& layers) {
   std::vector<std::string> warnings;
-  for (std::size_t l = 0; l < layers.size(); ++l) {
+  const bool quadratic = llama::is_for_auto(metadata);
+  for (std::size_t l = 0; l < layers.size() && !quadratic; ++l) {
     const LayerFacts& facts = layers[l];
     if (std::abs(facts.min_norm - 1) > kNormTolerance ||
         std::abs(facts.max_norm - 1) > kNormTolerance) {
@@ -88,7 +90,7 @@ std::vector<std::string> warnings_of(
   if (metadata.query_site.empty()) {
     warnings.emplace_back(
         "query site unknown: filters of queries before RoPE score badly");
-  } else if (metadata.query_site != "attention") {
+  } else if (!quadratic && metadata.query_site != "attention") {
     warnings.push_back(
         "queries were taken at '" + metadata.query_site +
         "', not where attention multiplies them with keys");
@@ -111,14 +113,17 @@ void print(
       "model        {} ({})\n",
       known(metadata.model_id),
       known(metadata.model_fingerprint));
+  const bool quadratic = llama::is_for_auto(metadata);
+  fmt::print("policy       {}\n", quadratic ? "auto" : "qfilters");
   fmt::print("query site   {}\n", known(metadata.query_site));
   fmt::print(
       "text         {} ({})\n",
       known(metadata.dataset),
       known(metadata.text_hash));
   fmt::print(
-      "samples      {} per query head\n",
-      metadata.n_samples == 0 ? "unknown" : std::to_string(metadata.n_samples));
+      "samples      {} per {} head\n",
+      metadata.n_samples == 0 ? "unknown" : std::to_string(metadata.n_samples),
+      quadratic ? "KV" : "query");
   fmt::print("layers       {}\n\n", filters.layers());
   fmt::print("layer  heads   dim  mean norm  mean cosine of heads\n");
   for (std::size_t l = 0; l < layers.size(); ++l) {
@@ -146,6 +151,7 @@ Json to_json(
   json["command"] = "inspect";
   json["file"] = path;
   json["fingerprint"] = filters.fingerprint();
+  json["policy"] = llama::is_for_auto(metadata) ? "auto" : "qfilters";
   json["metadata"] = {
       {"model_id", metadata.model_id},
       {"model_fingerprint", metadata.model_fingerprint},

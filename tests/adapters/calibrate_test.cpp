@@ -129,8 +129,8 @@ TEST_F(CalibrateTest, LearnsFromASecondReading) {
   EXPECT_EQ(filters.metadata().model_id, model_->name());
   // Passages of 100, 100 and 50: the last is too short, sinks do not count.
   EXPECT_EQ(filters.metadata().n_samples, 2U * (100 - 8));
-  EXPECT_TRUE(made_for_auto(filters));
-  EXPECT_FALSE(made_for_auto(run(32, 100)));
+  EXPECT_TRUE(is_for_auto(filters.metadata()));
+  EXPECT_FALSE(is_for_auto(run(32, 100).metadata()));
   EXPECT_NO_THROW(check_filters(filters, *model_));
   EXPECT_EQ(learn(32, 2), filters);
 }

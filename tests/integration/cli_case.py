@@ -70,19 +70,24 @@ def run(command="", *more, stdin="", stdout=subprocess.PIPE, env=None):
     )
 
 
-def make_filters():
+def make_filters(policy):
     WORK.mkdir(parents=True, exist_ok=True)
-    path = WORK / "filters.npz"
-    words = "calibrate --skip 20000 --tokens 512 --context 256 --out"
-    done = run(words, path, *ON_MODEL, *OF_TEXT)
+    path = WORK / f"{policy}.npz"
+    words = f"calibrate --policy {policy} --skip 20000 --tokens 512 "
+    done = run(words + "--context 256 --out", path, *ON_MODEL, *OF_TEXT)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.decode())
     return str(path)
 
 
-def filters():
-    path = WORK / "filters.npz"
-    return str(path) if path.exists() else make_filters()
+def filters(policy="qfilters"):
+    path = WORK / f"{policy}.npz"
+    return str(path) if path.exists() else make_filters(policy)
+
+
+def with_filters():
+    """For every policy: each takes the filters of its kind."""
+    return ["--filters", filters("auto"), "--filters", filters("qfilters")]
 
 
 def catches(pid, number):

@@ -255,17 +255,26 @@ class RefusalTest(CliTest):
     def test_filters_of_another_model_of_the_same_shapes_are_refused(self):
         other = self.safetensors([30, 3, 64], "another")
         self.refuse_run(
-            "--filters", other, says=["'m' (another)", "expected"]
+            "--policy qfilters --filters",
+            other,
+            says=["'m' (another)", "expected"],
         )
 
     def test_filters_of_another_model_are_refused(self):
         other = self.safetensors([2, 1, 4], "")
         says = ["have 2 layers", "has 30"]
-        self.refuse_run("--filters", other, says=says)
+        self.refuse_run("--policy qfilters --filters", other, says=says)
         self.refuse_run("--policy full,qfilters --filters", other, says=says)
 
     def test_missing_filters_name_the_way_to_make_them(self):
         self.refuse_run("", says=["--filters", "qfilters calibrate"])
+        for policy in ("auto", "qfilters"):
+            other = "qfilters" if policy == "auto" else "auto"
+            self.refuse_run(
+                f"--policy {policy} --filters",
+                filters(other),
+                says=["none of these", f"calibrate --policy {policy}"],
+            )
         gone = self.folder / "gone.npz"
         self.refuse_run(
             "--filters", gone, says=[str(gone), "qfilters calibrate"]
@@ -275,6 +284,15 @@ class RefusalTest(CliTest):
         damaged = self.folder / "damaged.npz"
         damaged.write_bytes(pathlib.Path(filters()).read_bytes()[:5000])
         self.refuse_run("--filters", damaged, says=["damaged.npz"])
+
+    def test_rules_floors_and_blocks_are_checked(self):
+        for words, says in (
+            ("--rule best", "uniform, per-layer, shared"),
+            ("--floor 1.5", "floor"),
+            ("--floor -1", "floor"),
+            ("--block 0", "block"),
+        ):
+            self.refuse_run("--policy random " + words, says=[says])
 
     def test_a_budget_of_protected_rows_only_is_refused(self):
         for words in (

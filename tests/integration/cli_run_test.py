@@ -20,6 +20,7 @@ from cli_case import (
     catches,
     filters,
     make_filters,
+    with_filters,
     wait_until,
 )
 
@@ -27,33 +28,40 @@ ROW_BYTES = 30 * 3 * (64 + 64) * 2  # one row of every head, SmolLM2-135M
 
 
 class CalibrateTest(CliTest):
-    def calibrate(self, *outs, words=""):
+    def calibrate(self, *outs, policy="qfilters", words=""):
         more = [word for out in outs for word in ("--out", out)]
         return self.run_ok(
-            "calibrate --tokens 200 --context 128 " + words,
+            f"calibrate --policy {policy} --tokens 200 --context 128 " + words,
             *ON_MODEL,
             *OF_TEXT,
             *more,
         )
 
     def test_makes_the_filters_of_the_other_tests(self):
-        self.assertTrue(os.path.exists(make_filters()))
+        for policy in ("auto", "qfilters"):
+            self.assertTrue(os.path.exists(make_filters(policy)))
 
     def test_gives_the_same_bytes_twice_and_the_same_in_every_format(self):
         one = self.folder / "one.npz"
         two = self.folder / "two.safetensors"
         three = self.folder / "three.gguf"
         again = self.folder / "again.npz"
-        text, _, result = self.calibrate(one, two, three)
-        self.assertIn("30 layers of 3 heads of 64", text)
-        self.calibrate(again)
-        self.assertEqual(one.read_bytes(), again.read_bytes())
-        self.assertEqual(result["n_samples"], 200)
-        self.assertEqual(result["dataset"], "handbook.txt")
-        for out in (one, two, three):
-            _, _, seen = self.run_ok("inspect", out)
-            self.assertEqual(seen["fingerprint"], result["fingerprint"])
-            self.assertEqual(seen["metadata"]["text_hash"], result["text_hash"])
+        # Passages of 128 and 72 tokens, for auto without 8 sinks each.
+        for policy, dim, samples in (("qfilters", 64, 200), ("auto", 130, 184)):
+            text, _, result = self.calibrate(one, two, three, policy=policy)
+            self.assertIn(f"30 layers of 3 heads of {dim}", text)
+            self.calibrate(again, policy=policy)
+            self.assertEqual(one.read_bytes(), again.read_bytes())
+            self.assertEqual(result["n_samples"], samples)
+            self.assertEqual(result["dataset"], "handbook.txt")
+            for out in (one, two, three):
+                _, _, seen = self.run_ok("inspect", out)
+                self.assertEqual(seen["policy"], policy)
+                self.assertEqual(seen["fingerprint"], result["fingerprint"])
+                self.assertEqual(
+                    seen["metadata"]["text_hash"], result["text_hash"]
+                )
+                self.assertEqual(seen["warnings"], [])
 
     def test_chunks_change_filters_by_rounding_only(self):
         values = []
@@ -94,8 +102,7 @@ class GenerateTest(CliTest):
     def bounded(self, words):
         return self.generate(
             "--policy qfilters --interval 4 --ignore-eos " + words,
-            "--filters",
-            filters(),
+            *with_filters(),
             "--prompt",
             PROMPT,
         )
@@ -129,8 +136,7 @@ class GenerateTest(CliTest):
             prompt.write_text(text.read(4000))
         _, result = self.generate(
             "--policy qfilters --budget 192 --interval 64 --chunk 128 -n 4",
-            "--filters",
-            filters(),
+            *with_filters(),
             "--prompt-file",
             prompt,
         )
@@ -156,6 +162,7 @@ class GenerateTest(CliTest):
         for policy in (
             "llama",
             "full",
+            "auto",
             "qfilters",
             "streaming",
             "knorm",
@@ -163,8 +170,7 @@ class GenerateTest(CliTest):
         ):
             text, result = self.generate(
                 f"-n 6 --budget 16 --policy {policy}",
-                "--filters",
-                filters(),
+                *with_filters(),
                 "--prompt",
                 PROMPT,
             )
@@ -172,6 +178,23 @@ class GenerateTest(CliTest):
             bounded = policy not in ("llama", "full")
             self.assertEqual(result["budget"], 16 if bounded else None)
             self.assertGreater(len(text), 1)
+
+    def test_shares_the_budget_of_auto_among_heads(self):
+        prompt = self.folder / "prompt.txt"
+        with open(TEXT) as text:
+            prompt.write_text(text.read(2000))
+        _, result = self.generate(
+            "--budget 64 --interval 0 --chunk 64 -n 4",
+            *with_filters(),
+            "--prompt-file",
+            prompt,
+        )
+        self.assertEqual(result["policy"], "auto")
+        self.assertEqual(result["rule"], "shared")
+        self.assertEqual(result["recent"], 16)
+        self.assertAlmostEqual(result["rows_kept"], 64)
+        self.assertLess(result["rows_kept_min"], 64)
+        self.assertGreater(result["rows_kept_max"], 64)
 
     def test_reads_a_prompt_from_stdin(self):
         words = "-n 8 --policy full"
@@ -305,8 +328,7 @@ class EvalTest(CliTest):
             f"eval perplexity --tokens {tokens} --decode 4 --chunk 64 " + words,
             *ON_MODEL,
             *OF_TEXT,
-            "--filters",
-            filters(),
+            *with_filters(),
             env=env,
         )
         self.assertEqual(result["task"], "perplexity")

@@ -17,7 +17,7 @@ from cli_case import (
     TIMEOUT,
     CliTest,
     catches,
-    filters,
+    with_filters,
     run,
     wait_until,
 )
@@ -37,7 +37,7 @@ class StateTest(CliTest):
 
     def bounded(self, words, *more, stdin=""):
         return self.generate(
-            RUN + words, "--filters", filters(), *more, stdin=stdin
+            RUN + words, *with_filters(), *more, stdin=stdin
         )
 
     def save_document(self, words="-n 0"):
@@ -186,19 +186,19 @@ class StateTest(CliTest):
 
     def test_a_state_of_another_run_is_refused(self):
         self.save_document()
-        with_filters = ["--filters", filters(), *ON_MODEL]
+        arguments = [*with_filters(), *ON_MODEL]
         budget = "--recent 24 --interval 8 --budget "
         for words, says in (
             (budget + "65", ["'budget 64'", "'budget 65'"]),
             ("--recent 23 --interval 8 --budget 64", ["'recent 24'"]),
             ("--recent 24 --interval 9 --budget 64", ["'interval 8'"]),
             (RUN + "--sink 3", ["'sinks 4'"]),
-            (RUN + "--policy knorm", ["'policy qfilters'"]),
-            (RUN + "--policy full", ["'policy qfilters'"]),
+            (RUN + "--policy knorm", ["'policy auto'"]),
+            (RUN + "--policy full", ["'policy auto'"]),
             (RUN + "--policy llama", ["llama.cpp's own cache"]),
             (budget + "50%", ["50%"]),
         ):
-            self.refuse(words, *with_filters, says=says)
+            self.refuse(words, *arguments, says=says)
         other = self.folder / "other.npz"
         done = run(
             "calibrate --skip 30000 --tokens 200 --context 128 --out",
@@ -235,7 +235,7 @@ class StateTest(CliTest):
         for content in damaged:
             self.state.write_bytes(content)
             self.refuse(
-                RUN, "--filters", filters(), *ON_MODEL, says=[str(self.state)]
+                RUN, *with_filters(), *ON_MODEL, says=[str(self.state)]
             )
 
     def test_states_are_refused_before_any_work(self):
