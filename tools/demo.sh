@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The main job on a real model, start to end: finds the filters of SmolLM2 from
 # one part of a book, predicts another part of it with llama.cpp's own cache,
-# with our full cache and with a bounded one, and lets the model write from
-# the bounded cache. Leaves filters and figures in build/demo/.
+# with our full cache and with bounded ones, and lets the model write from a
+# bounded cache. Leaves filters and figures in build/demo/.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -25,8 +25,8 @@ say "finding the filters of the model, once"
 
 say "predicting 4,096 other tokens, each cache in a process of its own"
 "$qfilters" eval perplexity --model "$model" --text "$text" \
-  --filters "$filters" --tokens 4096 --policy llama,full,qfilters \
-  --budget 1024 --recent 512 --json "$demo/perplexity.json" |
+  --filters "$filters" --tokens 4096 --policy llama,full,auto \
+  --budget 1024,512 --json "$demo/perplexity.json" |
   tee "$demo/perplexity.txt"
 
 say "writing on from the first pages, 256 rows a head"

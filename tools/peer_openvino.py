@@ -105,7 +105,7 @@ def measure_openvino(options):
 def measure_ours(options):
     command = [options.qfilters, "bench", "decode", "--model", options.gguf]
     command += ["--text", options.text, "--filters", options.filters]
-    command += ["--policy", "qfilters", "--budget", str(ROWS)]
+    command += ["--policy", "auto", "--budget", str(ROWS)]
     command += ["--contexts", str(options.tokens), "--threads", "1"]
     command += ["--decode", str(options.decode), "--json"]
     found, memory = measure(command)
