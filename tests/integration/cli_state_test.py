@@ -4,6 +4,7 @@ QFILTERS=build/release/bin/qfilters python3 cli_state_test.py
 """
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -25,6 +26,17 @@ from cli_case import (
 # Small, so that both parts of a run evict.
 RUN = "--budget 64 --recent 24 --interval 8 --ignore-eos --chunk 64 "
 QUESTION = " In one sentence, the project is"
+
+
+def read_terminal(screen, until=None):
+    """What is written to a terminal, up to some bytes or its end."""
+    shown = b""
+    while until is None or until not in shown:
+        try:
+            shown += os.read(screen, 4096)
+        except OSError:  # nobody has it open for writing any more
+            break
+    return shown
 
 
 class StateTest(CliTest):
@@ -302,6 +314,9 @@ class StateTest(CliTest):
         self.generate(words, "--save-state", self.state, stdin=ask)
         after_one_turn = self.state.read_bytes()
         self.state.unlink()
+        # Only a terminal is shown how far a long message has been read.
+        screen, terminal = pty.openpty()
+        self.addCleanup(os.close, screen)
         process = subprocess.Popen(
             [
                 cli_case.PROGRAM,
@@ -313,15 +328,16 @@ class StateTest(CliTest):
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=terminal,
         )
+        os.close(terminal)
         long_message = "What is a package? " * 2000 + "\n"
         process.stdin.write((ask + long_message).encode())
         process.stdin.flush()
-        process.stdout.readline()
-        wait_until(self.state.exists, "the first turn is saved")
+        errors = read_terminal(screen, b"prefill [")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=TIMEOUT)
+        process.communicate(timeout=TIMEOUT)
+        errors += read_terminal(screen)
         self.assertEqual(process.returncode, 0, errors)
         self.assertIn(b"ends before the last message", errors)
         self.assertEqual(self.state.read_bytes(), after_one_turn)
