@@ -96,11 +96,17 @@ qf_status qf_sequence_create(
   return c_api::guard(__func__, [&] {
     c_api::deref(out, "out");
     const auto c = c_api::read_struct(config, default_config());
+    PolicyOptions limits;
+    limits.budget = c.budget;
+    limits.protection = {c.sinks, c.recent};
+    limits.interval = c.interval;
+    limits.sign = c.sign;
+    limits.seed = c.seed;
     *out = new qf_sequence{SequenceCache(
         layers_of(layers, count),
         Policy::make(
             &c_api::deref(policy, "policy"),
-            {c.budget, {c.sinks, c.recent}, c.interval, c.sign, c.seed},
+            limits,
             filters == nullptr ? nullptr : filters->bank),
         {c.batch,
          c_api::dtype_of(c.dtype),
