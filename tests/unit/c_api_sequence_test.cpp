@@ -145,18 +145,21 @@ void expect_same_attention(
   EXPECT_EQ(bits_of(a), bits_of(b));
 }
 
-TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
+CFilters c_filters(const FilterBank& bank) {
   std::vector<qf_filter_layer> layers;
-  for (std::size_t l = 0; l < model().layers.size(); ++l) {
-    const LayerFilters& filters = model().filters->layer(l);
+  for (std::size_t l = 0; l < bank.layers(); ++l) {
+    const LayerFilters& filters = bank.layer(l);
     layers.push_back({filters.heads, filters.dim, filters.values.data()});
   }
-  qf_filters* made = nullptr;
-  ASSERT_EQ(
+  qf_filters* out = nullptr;
+  EXPECT_EQ(
       qf_filters_create_layers(
-          layers.data(), layers.size(), nullptr, nullptr, &made),
+          layers.data(), layers.size(), nullptr, nullptr, &out),
       QF_OK);
-  const CFilters filters(made);
+  return CFilters(out);
+}
+
+TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
   const auto names = Policy::names();
   for (std::size_t i = 0; i < 2 * names.size(); ++i) {
     const std::string_view name = names[i / 2];
@@ -166,7 +169,10 @@ TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
     PolicyOptions limits = test::budget(40, 3, 5, i % 2 == 0 ? 6 : 0);
     limits.seed = 7;
     SequenceCache want(
-        model().layers, Policy::make(name, limits, model().filters), options);
+        model().layers,
+        Policy::make(name, limits, model().filters_for(name)),
+        options);
+    const CFilters filters = c_filters(*model().filters_for(name));
     const CSequence sequence =
         c_sequence(std::string(name), filters.get(), options.order);
     for (const std::size_t count : {50U, 64U, 1U, 1U, 30U}) {

@@ -47,7 +47,7 @@ TEST(PolicyTest, KnowsItsNamesInDocumentedOrder) {
   const auto names = Policy::names();
   EXPECT_THAT(
       std::vector<std::string_view>(names.begin(), names.end()),
-      ElementsAre("full", "qfilters", "streaming", "knorm", "random"));
+      ElementsAre("full", "auto", "qfilters", "streaming", "knorm", "random"));
 }
 
 TEST(PolicyTest, MakesEachPolicyByName) {
@@ -111,7 +111,7 @@ TEST(PolicyTest, RejectsUnknownNamesAndListsTheKnownOnes) {
       error_of([] { static_cast<void>(Policy::make("snapkv", {})); }),
       IsError(
           ErrorKind::kInvalidArgument,
-          "'snapkv'; known: full, qfilters, streaming, knorm, random"));
+          "'snapkv'; known: full, auto, qfilters, streaming, knorm, random"));
   EXPECT_THAT(
       error_of([] { static_cast<void>(Policy::make("Full", {})); }),
       IsError(ErrorKind::kInvalidArgument, "'Full'"));

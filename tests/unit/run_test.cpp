@@ -29,7 +29,15 @@ RunSpec spec(const std::string& policy, const std::string& budget) {
 TEST(RunTest, KnowsThePoliciesInDocumentedOrder) {
   EXPECT_THAT(
       policy_names(),
-      ElementsAre("llama", "full", "qfilters", "streaming", "knorm", "random"));
+      ElementsAre(
+          "llama",
+          "full",
+          "auto",
+          "qfilters",
+          "streaming",
+          "knorm",
+          "random",
+          "keydiff"));
 }
 
 TEST(RunTest, HasNoLimitsWhereEveryRowStays) {

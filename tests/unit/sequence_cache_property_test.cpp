@@ -41,6 +41,7 @@ Model any_model() {
       any_of(1, 2),
       *rc::gen::element(DType::kFloat16, DType::kBFloat16));
   std::vector<LayerFilters> filters;
+  std::vector<LayerFilters> quadratics;
   for (std::size_t l = 0; l < layers.size(); ++l) {
     fill_with_any_kind(model.keys[l]);
     fill_with_any_kind(model.values[l]);
@@ -48,8 +49,13 @@ Model any_model() {
         {layers[l].kv_heads,
          layers[l].key_dim,
          any_filter(layers[l].kv_heads * layers[l].key_dim)});
+    const std::size_t size = quadratic_size(layers[l].key_dim);
+    quadratics.push_back(
+        {layers[l].kv_heads, size, any_filter(layers[l].kv_heads * size)});
   }
   model.filters = std::make_shared<const FilterBank>(filters, FilterMetadata{});
+  model.quadratics =
+      std::make_shared<const FilterBank>(quadratics, FilterMetadata{});
   return model;
 }
 
@@ -74,8 +80,9 @@ std::string_view any_name() {
 }
 
 Policy any_policy(const Model& model, std::size_t most_interval) {
+  const std::string_view name = any_name();
   return Policy::make(
-      any_name(), options_of(any_bounds(most_interval)), model.filters);
+      name, options_of(any_bounds(most_interval)), model.filters_for(name));
 }
 
 /// Counters that do not depend on how the tokens came.
@@ -105,7 +112,8 @@ RC_GTEST_PROP(SequenceCachePropertyTest, KeepsTheBestRowsOfAllItHasSeen, ()) {
   const SequenceStats stats = cache.stats();
   SequenceCache everything(
       model.layers,
-      Policy::make(policy.name(), options_of(all), model.filters),
+      Policy::make(
+          policy.name(), options_of(all), model.filters_for(policy.name())),
       model.options());
   model.feed(everything, {tokens});
   for (std::size_t l = 0; l < cache.layers(); ++l) {
