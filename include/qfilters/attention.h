@@ -47,6 +47,9 @@ struct AttentionStatistics {
 /// an order that the rows' places alone decide, so the bits depend neither on
 /// the number of threads nor on how tokens are split into micro-batches.
 /// Threads share heads, query blocks and, where those are few, rows.
+/// Int8 rows (RowFormat::kInt8) are read as they are stored, scales applied to
+/// scores and weights in float32; the new rows are still as they came, so with
+/// them the split does matter.
 /// O(query_heads * new_rows * rows * dim).
 /// A non-finite key or value makes the outputs that see it meaningless, and no
 /// others. `statistics`, if any, takes a second pass over the keys for the

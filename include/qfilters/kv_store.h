@@ -10,23 +10,40 @@
 
 namespace qfilters {
 
+/// How a store keeps its rows.
+enum class RowFormat : std::uint8_t {
+  kSame,  ///< the 16 bits that come in
+  /// About half the bytes, with a loss: 8-bit integers and one float32 scale
+  /// for each key and each value, symmetric. scale = largest |x| / 127, and an
+  /// element reads back as scale * round(x / scale), at most half a scale off;
+  /// the round is to nearest even. A key or value with an element that is not
+  /// finite reads back as NaN throughout.
+  kInt8,
+};
+
+[[nodiscard]] constexpr const char* to_string(RowFormat format) noexcept {
+  return format == RowFormat::kInt8 ? "int8" : "same";
+}
+
 /// Shape of the rows of one attention layer.
 struct RowShape {
   std::size_t batch = 1;
   std::size_t kv_heads = 0;
   std::size_t key_dim = 0;
   std::size_t value_dim = 0;
-  DType dtype = DType::kFloat16;  ///< kFloat16 or kBFloat16
+  DType dtype = DType::kFloat16;  ///< that come in: kFloat16 or kBFloat16
+  RowFormat format = RowFormat::kSame;
 
   /// Whether a store can have it: no size is 0, none nor groups() exceeds
-  /// kMostSize, and the dtype is 16 bits wide.
+  /// kMostSize, the dtype is 16 bits wide, and the format is one of the above.
   [[nodiscard]] bool valid() const noexcept;
 
   [[nodiscard]] std::size_t groups() const noexcept { return batch * kv_heads; }
 
-  /// Bytes of one key and one value row.
+  /// Bytes of one stored key and value row, scales included.
   [[nodiscard]] std::size_t row_bytes() const noexcept {
-    return (key_dim + value_dim) * size_of(dtype);
+    return format == RowFormat::kInt8 ? key_dim + value_dim + 2 * sizeof(float)
+                                      : (key_dim + value_dim) * size_of(dtype);
   }
 
   [[nodiscard]] std::size_t block_bytes() const noexcept {
@@ -43,7 +60,8 @@ struct RowShape {
 ///
 /// A block holds kBlockRows rows: keys first, dimension-major
 /// [key_dim][kBlockRows], so that attention runs along rows without a
-/// horizontal sum; then values, row-major [kBlockRows][value_dim].
+/// horizontal sum; then values, row-major [kBlockRows][value_dim]; with int8
+/// rows then the scales of the keys [kBlockRows] and of the values.
 ///
 /// Distinct groups may be changed from distinct threads. Indices are not
 /// checked here: SequenceCache is the checked edge.
@@ -97,7 +115,7 @@ class KVStore {
       std::int32_t first_position,
       std::span<const float> scores) noexcept;
 
-  /// One row, as read_key() and read_value() give it; needs reserve(). O(dim).
+  /// One row in the store's dtype; needs reserve(). O(dim).
   void append_row(
       std::size_t group,
       const std::uint16_t* key,
@@ -111,6 +129,13 @@ class KVStore {
       std::size_t row,
       const std::uint16_t* key,
       const std::uint16_t* value,
+      std::int32_t position,
+      float score) noexcept;
+
+  /// One row as save_row() gave it; needs reserve(). O(dim).
+  void append_saved_row(
+      std::size_t group,
+      const std::byte* row,
       std::int32_t position,
       float score) noexcept;
 
@@ -128,14 +153,20 @@ class KVStore {
   /// Returns blocks that hold no row to the pool.
   void shrink(std::size_t group) noexcept;
 
-  /// Bytes of all blocks the store holds (keys and values only).
+  /// Bytes of all blocks the store holds (keys, values and their scales).
   [[nodiscard]] std::size_t bytes() const noexcept;
 
-  /// Copies stored row `row` as row-major 16-bit values. O(dim).
+  /// Copies stored row `row` as row-major values of the store's dtype; int8
+  /// rows are rounded to it. O(dim).
   void read_key(
       std::size_t group, std::size_t row, std::uint16_t* out) const noexcept;
   void read_value(
       std::size_t group, std::size_t row, std::uint16_t* out) const noexcept;
+
+  /// Copies stored row `row` bit by bit, row_bytes() bytes: key and value,
+  /// then, of int8 rows, the scales of both. O(dim).
+  void save_row(
+      std::size_t group, std::size_t row, std::byte* out) const noexcept;
 
  private:
   struct Group {
@@ -144,9 +175,13 @@ class KVStore {
     std::vector<float> scores;
   };
 
+  struct Int8Slot;
+
   [[nodiscard]] std::uint16_t* key_slot(
       const Group& group, std::size_t row) const noexcept;
   [[nodiscard]] std::uint16_t* value_slot(
+      const Group& group, std::size_t row) const noexcept;
+  [[nodiscard]] Int8Slot int8_slot(
       const Group& group, std::size_t row) const noexcept;
 
   RowPool* pool_;

@@ -43,13 +43,15 @@ enum class RowOrder {
 
 struct SequenceOptions {
   std::size_t batch = 1;
-  DType dtype = DType::kFloat16;  ///< kFloat16 or kBFloat16
+  DType dtype = DType::kFloat16;  ///< of new rows: kFloat16 or kBFloat16
   std::size_t byte_limit = 0;     ///< of all blocks; 0 = none
   int threads = 1;                ///< 1..kMostThreads; never changes a result
   RowOrder order = RowOrder::kTemporal;
+  RowFormat format = RowFormat::kSame;  ///< how commit() stores rows
 };
 
-/// Counters of a sequence; bytes count keys and values in whole blocks.
+/// Counters of a sequence; bytes count keys and values, as they are stored and
+/// with the scales of int8 rows, in whole blocks.
 struct SequenceStats {
   std::size_t tokens = 0;    ///< tokens committed (= offset)
   std::size_t rows_min = 0;  ///< stored rows of global heads
@@ -74,11 +76,16 @@ struct SequenceStats {
 /// New rows are borrowed until commit() or rollback(): rows that only pass
 /// through are never copied. Attention sees every stored row and every new
 /// row; only what commit() stores is cut down to the budget.
+///
+/// With RowFormat::kInt8 attention sees new rows as they came and stored rows
+/// rounded, so its results depend on how tokens are split into micro-batches.
+/// Rows are scored as they came, so what a frozen scorer keeps, with interval
+/// 0, does not.
 class SequenceCache {
  public:
   /// Throws Error kInvalidArgument for no layers, a size of zero or beyond
-  /// limits.h or a bad dtype, kMismatch when the policy cannot score these
-  /// layers.
+  /// limits.h, a bad dtype or row format, kMismatch when the policy cannot
+  /// score these layers.
   SequenceCache(
       std::vector<LayerShape> layers,
       Policy policy,
@@ -110,27 +117,27 @@ class SequenceCache {
   /// Forgets the open micro-batch; without one it does nothing.
   void rollback() noexcept;
 
-  /// Changes the policy between micro-batches: stored rows are scored again by
-  /// its scorer, nothing is evicted before the next commit. Throws Error
-  /// kInvalidArgument while a micro-batch is open, kMismatch as the
-  /// constructor; nothing changes then. O(rows * key_dim).
+  /// Changes the policy between micro-batches: stored rows, int8 ones as they
+  /// read back, are scored again by its scorer, nothing is evicted before the
+  /// next commit. Throws Error kInvalidArgument while a micro-batch is open,
+  /// kMismatch as the constructor; nothing changes then. O(rows * key_dim).
   void set_policy(Policy policy);
 
   /// Forgets everything; the policy stays.
   void clear() noexcept;
 
   /// Everything a later process needs to continue bit for bit: rows, positions,
-  /// scores, offset, counters, and what they belong to (layers, dtype, policy,
-  /// filters), as part "sequence". Throws Error kInvalidArgument while a
-  /// micro-batch is open. O(bytes).
+  /// scores, offset, counters, and what they belong to (layers, dtype, row
+  /// format, policy, filters), as part "sequence". Throws Error
+  /// kInvalidArgument while a micro-batch is open. O(bytes).
   [[nodiscard]] Snapshot save() const;
 
-  /// Continues a saved sequence in a cache of the same layers, dtype and
-  /// policy. Throws Error kMismatch naming what differs, kFile for damaged
-  /// data, kInvalidArgument while a micro-batch is open, kMemoryLimit; the
-  /// cache is as before then. To make that possible it holds old and new rows
-  /// at the same time: byte_limit must have room for both, and kv_bytes_peak
-  /// shows it. clear() first where there is no such room.
+  /// Continues a saved sequence in a cache of the same layers, dtype, row
+  /// format and policy. Throws Error kMismatch naming what differs, kFile for
+  /// damaged data, kInvalidArgument while a micro-batch is open, kMemoryLimit;
+  /// the cache is as before then. To make that possible it holds old and new
+  /// rows at the same time: byte_limit must have room for both, and
+  /// kv_bytes_peak shows it. clear() first where there is no such room.
   void restore(const Snapshot& saved);
 
   /// True position of the next token: tokens committed, not rows kept.

@@ -22,7 +22,7 @@ namespace {
 
 static_assert(kBlockRows == kernels::kTileRows);
 
-// Up to here reading 16-bit tiles directly is faster.
+// Up to here reading tiles directly is faster.
 constexpr std::size_t kDecodeQueries = 8;
 
 void check(
@@ -61,16 +61,20 @@ void check(
 
 // Tiles of one KV head: stored full blocks as they are; the last stored block,
 // if it is not full, and the new rows packed into blocks of the same layout.
+// Int8 blocks are all read as they are, and the new rows have their own.
 class HeadTiles {
  public:
   void pack(const RowsView& rows, std::size_t group) {
     const RowShape& shape = rows.shape();
     const KVStore& store = rows.store();
     const std::size_t stored = store.rows(group);
-    const std::size_t full = stored / kBlockRows;
-    const std::size_t total = stored + rows.new_rows();
-    const std::size_t count = (total + kBlockRows - 1) / kBlockRows;
-    const std::size_t block = shape.block_bytes() / sizeof(std::uint16_t);
+    const bool int8 = shape.format == RowFormat::kInt8;
+    const std::size_t full =
+        (stored + (int8 ? kBlockRows - 1 : 0)) / kBlockRows;
+    const std::size_t shared = int8 ? 0 : stored % kBlockRows;
+    const std::size_t count =
+        full + (shared + rows.new_rows() + kBlockRows - 1) / kBlockRows;
+    const std::size_t block = kBlockRows * (shape.key_dim + shape.value_dim);
     packed_.resize((count - full) * block);
     tiles_.clear();
     for (std::size_t i = 0; i < count; ++i) {
@@ -79,12 +83,12 @@ class HeadTiles {
               ? reinterpret_cast<const std::uint16_t*>(store.blocks(group)[i])
               : packed_.data() + (i - full) * block);
     }
-    if (stored % kBlockRows != 0) {
+    if (shared != 0) {
       std::memcpy(
           packed_.data(), store.blocks(group)[full], shape.block_bytes());
     }
     for (std::size_t t = 0; t < rows.new_rows(); ++t) {
-      const std::size_t row = stored % kBlockRows + t;
+      const std::size_t row = shared + t;
       std::uint16_t* tile = packed_.data() + row / kBlockRows * block;
       copy_new(rows, group, t, tile, row % kBlockRows);
     }

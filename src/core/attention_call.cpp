@@ -27,6 +27,7 @@ std::size_t AttentionCall::first_visible(
 
 void GatheredQueries::gather(
     const AttentionCall& call, const TaskQueries& which) {
+  group_ = which.group;
   const RowShape& shape = call.rows.shape();
   const std::size_t batch = which.group / shape.kv_heads;
   const std::size_t head = which.group % shape.kv_heads * call.share;
@@ -65,6 +66,7 @@ kernels::AttendTask GatheredQueries::over(
   return {
       tiles.data(),
       tiles.size(),
+      shape.format == RowFormat::kInt8 ? call.rows.store().rows(group_) : 0,
       shape.key_dim,
       shape.value_dim,
       shape.dtype == DType::kFloat16 ? kernels::Half::kFloat16

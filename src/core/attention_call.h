@@ -78,6 +78,7 @@ class GatheredQueries {
       RowRange rows);
 
  private:
+  std::size_t group_ = 0;
   std::vector<float> query_;
   std::vector<std::uint32_t> first_;
   std::vector<std::uint32_t> last_;

@@ -8,7 +8,9 @@
 #include "qfilters/error.h"
 #include "qfilters/limits.h"
 
+#include "core/half.h"
 #include "kernels/move_rows.h"
+#include "kernels/quantize_row.h"
 #include "kernels/types.h"
 
 namespace qfilters {
@@ -28,12 +30,25 @@ void grow(std::vector<T>& to, std::size_t size) {
   if (size > to.capacity()) to.reserve(std::max(size, 2 * to.capacity()));
 }
 
+std::uint16_t to_half(DType dtype, float value) noexcept {
+  return dtype == DType::kFloat16 ? to_float16(value) : to_bfloat16(value);
+}
+
 }  // namespace
+
+// Where an int8 row lies in its block.
+struct KVStore::Int8Slot {
+  std::int8_t* key;  // kBlockRows apart
+  std::int8_t* value;
+  float* key_scale;
+  float* value_scale;
+};
 
 bool RowShape::valid() const noexcept {
   return is_size(batch) && is_size(kv_heads) && is_size(groups()) &&
          is_size(key_dim) && is_size(value_dim) &&
-         (dtype == DType::kFloat16 || dtype == DType::kBFloat16);
+         (dtype == DType::kFloat16 || dtype == DType::kBFloat16) &&
+         (format == RowFormat::kSame || format == RowFormat::kInt8);
 }
 
 KVStore::KVStore(RowPool& pool, const RowShape& shape)
@@ -46,8 +61,10 @@ KVStore::KVStore(RowPool& pool, const RowShape& shape)
             " key_dim=" + std::to_string(shape.key_dim) +
             " value_dim=" + std::to_string(shape.value_dim) +
             " dtype=" + to_string(shape.dtype) +
+            " format=" + std::to_string(static_cast<int>(shape.format)) +
             ": sizes and batch * kv_heads must be in 1.." +
-            std::to_string(kMostSize) + ", the dtype float16 or bfloat16");
+            std::to_string(kMostSize) +
+            ", the dtype float16 or bfloat16, the format a RowFormat");
   }
   groups_.resize(shape.groups());
 }
@@ -78,6 +95,20 @@ std::uint16_t* KVStore::value_slot(
       reinterpret_cast<std::uint16_t*>(group.blocks[row / kBlockRows]);
   return block + shape_.key_dim * kBlockRows +
          (row % kBlockRows) * shape_.value_dim;
+}
+
+KVStore::Int8Slot KVStore::int8_slot(
+    const Group& group, std::size_t row) const noexcept {
+  auto* keys = reinterpret_cast<std::int8_t*>(group.blocks[row / kBlockRows]);
+  std::int8_t* const values = keys + shape_.key_dim * kBlockRows;
+  auto* scales =
+      reinterpret_cast<float*>(values + shape_.value_dim * kBlockRows);
+  const std::size_t slot = row % kBlockRows;
+  return {
+      keys + slot,
+      values + slot * shape_.value_dim,
+      scales + slot,
+      scales + kBlockRows + slot};
 }
 
 void KVStore::reserve(std::size_t group, std::size_t rows) {
@@ -139,14 +170,55 @@ void KVStore::overwrite_row(
     std::int32_t position,
     float score) noexcept {
   Group& g = groups_[group];
-  std::uint16_t* slot = key_slot(g, row);
-  for (std::size_t d = 0; d < shape_.key_dim; ++d) {
-    slot[d * kBlockRows] = key[d];
+  if (shape_.format == RowFormat::kInt8) {
+    const auto type = shape_.dtype == DType::kFloat16
+                          ? kernels::Half::kFloat16
+                          : kernels::Half::kBFloat16;
+    const Int8Slot slot = int8_slot(g, row);
+    *slot.key_scale =
+        kernels::quantize_row(key, shape_.key_dim, type, slot.key, kBlockRows);
+    *slot.value_scale =
+        kernels::quantize_row(value, shape_.value_dim, type, slot.value, 1);
+  } else {
+    std::uint16_t* slot = key_slot(g, row);
+    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+      slot[d * kBlockRows] = key[d];
+    }
+    std::memcpy(
+        value_slot(g, row), value, shape_.value_dim * sizeof(std::uint16_t));
   }
-  std::memcpy(
-      value_slot(g, row), value, shape_.value_dim * sizeof(std::uint16_t));
   g.positions[row] = position;
   g.scores[row] = score;
+}
+
+void KVStore::append_saved_row(
+    std::size_t group,
+    const std::byte* row,
+    std::int32_t position,
+    float score) noexcept {
+  Group& g = groups_[group];
+  const std::size_t last = g.positions.size();
+  if (shape_.format == RowFormat::kInt8) {
+    const Int8Slot slot = int8_slot(g, last);
+    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+      slot.key[d * kBlockRows] = static_cast<std::int8_t>(row[d]);
+    }
+    row += shape_.key_dim;
+    std::memcpy(slot.value, row, shape_.value_dim);
+    row += shape_.value_dim;
+    std::memcpy(slot.key_scale, row, sizeof(float));
+    std::memcpy(slot.value_scale, row + sizeof(float), sizeof(float));
+  } else {
+    std::uint16_t* slot = key_slot(g, last);
+    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+      std::memcpy(
+          slot + d * kBlockRows, row + d * sizeof(*slot), sizeof(*slot));
+    }
+    row += shape_.key_dim * sizeof(*slot);
+    std::memcpy(value_slot(g, last), row, shape_.value_dim * sizeof(*slot));
+  }
+  g.positions.push_back(position);
+  g.scores.push_back(score);
 }
 
 void KVStore::keep(
@@ -166,7 +238,10 @@ void KVStore::keep(
       const auto tile = [&](std::size_t row) {
         return reinterpret_cast<std::uint16_t*>(g.blocks[row / kBlockRows]);
       };
-      kernels::move_rows(
+      const auto move = shape_.format == RowFormat::kInt8
+                            ? kernels::move_int8_rows
+                            : kernels::move_rows;
+      move(
           {tile(from), tile(to), from % kBlockRows, to % kBlockRows, count},
           shape_.key_dim,
           shape_.value_dim);
@@ -216,6 +291,14 @@ std::size_t KVStore::bytes() const noexcept {
 
 void KVStore::read_key(
     std::size_t group, std::size_t row, std::uint16_t* out) const noexcept {
+  if (shape_.format == RowFormat::kInt8) {
+    const Int8Slot slot = int8_slot(groups_[group], row);
+    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+      const auto element = static_cast<float>(slot.key[d * kBlockRows]);
+      out[d] = to_half(shape_.dtype, *slot.key_scale * element);
+    }
+    return;
+  }
   const std::uint16_t* slot = key_slot(groups_[group], row);
   for (std::size_t d = 0; d < shape_.key_dim; ++d) {
     out[d] = slot[d * kBlockRows];
@@ -224,10 +307,39 @@ void KVStore::read_key(
 
 void KVStore::read_value(
     std::size_t group, std::size_t row, std::uint16_t* out) const noexcept {
+  if (shape_.format == RowFormat::kInt8) {
+    const Int8Slot slot = int8_slot(groups_[group], row);
+    for (std::size_t d = 0; d < shape_.value_dim; ++d) {
+      const auto element = static_cast<float>(slot.value[d]);
+      out[d] = to_half(shape_.dtype, *slot.value_scale * element);
+    }
+    return;
+  }
   std::memcpy(
       out,
       value_slot(groups_[group], row),
       shape_.value_dim * sizeof(std::uint16_t));
+}
+
+void KVStore::save_row(
+    std::size_t group, std::size_t row, std::byte* out) const noexcept {
+  if (shape_.format == RowFormat::kInt8) {
+    const Int8Slot slot = int8_slot(groups_[group], row);
+    for (std::size_t d = 0; d < shape_.key_dim; ++d) {
+      *out++ = static_cast<std::byte>(slot.key[d * kBlockRows]);
+    }
+    std::memcpy(out, slot.value, shape_.value_dim);
+    out += shape_.value_dim;
+    std::memcpy(out, slot.key_scale, sizeof(float));
+    std::memcpy(out + sizeof(float), slot.value_scale, sizeof(float));
+    return;
+  }
+  const std::uint16_t* slot = key_slot(groups_[group], row);
+  for (std::size_t d = 0; d < shape_.key_dim; ++d, out += sizeof(*slot)) {
+    std::memcpy(out, slot + d * kBlockRows, sizeof(*slot));
+  }
+  std::memcpy(
+      out, value_slot(groups_[group], row), shape_.value_dim * sizeof(*slot));
 }
 
 }  // namespace qfilters

@@ -53,7 +53,8 @@ SequenceCache::SequenceCache(
             shape.kv_heads,
             shape.key_dim,
             shape.value_dim,
-            options.dtype}));
+            options.dtype,
+            options.format}));
     for (std::size_t g = 0; g < layers_.back()->store.shape().groups(); ++g) {
       plans_.emplace_back();
       plans_.back().layer = layers_.size() - 1;

@@ -22,12 +22,10 @@ void write_group(ByteWriter& out, const KVStore& store, std::size_t group) {
   out.put(std::uint64_t{positions.size()});
   out.put_array(positions);
   out.put_array(store.scores(group));
-  std::vector<std::uint16_t> row(std::max(shape.key_dim, shape.value_dim));
+  std::vector<std::byte> row(shape.row_bytes());
   for (std::size_t r = 0; r < positions.size(); ++r) {
-    store.read_key(group, r, row.data());
-    out.put_array<std::uint16_t>(std::span(row).first(shape.key_dim));
-    store.read_value(group, r, row.data());
-    out.put_array<std::uint16_t>(std::span(row).first(shape.value_dim));
+    store.save_row(group, r, row.data());
+    out.put_array<std::byte>(row);
   }
 }
 
@@ -81,6 +79,9 @@ std::vector<std::string> SequenceCache::identity() const {
     }
   }
   out.push_back(std::string("dtype ") + to_string(options_.dtype));
+  if (options_.format != RowFormat::kSame) {
+    out.back() += std::string(", stored as ") + to_string(options_.format);
+  }
   if (options_.order == RowOrder::kSlot) out.emplace_back("order slot");
   out.push_back("batch " + std::to_string(options_.batch));
   out.push_back("layers " + std::to_string(shapes_.size()));
@@ -134,10 +135,8 @@ std::unique_ptr<SequenceCache::Layer> SequenceCache::read_layer(
     }
     out->store.reserve(g, positions.size());
     for (std::size_t r = 0; r < positions.size(); ++r) {
-      const auto key = in.get_array<std::uint16_t>(shape.key_dim);
-      const auto value = in.get_array<std::uint16_t>(shape.value_dim);
-      out->store.append_row(
-          g, key.data(), value.data(), positions[r], scores[r]);
+      const auto row = in.get_array<std::byte>(shape.row_bytes());
+      out->store.append_saved_row(g, row.data(), positions[r], scores[r]);
     }
   }
   return out;

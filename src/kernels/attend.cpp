@@ -183,15 +183,18 @@ struct Work {
   std::ptrdiff_t ahead;  // bytes from these values to the next keys
 };
 
+// They are needed once the scores are there.
+HWY_INLINE void prefetch_scales(const float* scales) {
+  for (std::size_t i = 0; i < 2 * kTileRows; i += 64 / sizeof(float))
+    __builtin_prefetch(scales + i);
+}
+
 template <std::size_t kN, typename T>
 HWY_NOINLINE void attend_group(
     const AttendTask& task,
     const Work& work,
     std::size_t query,
-    std::size_t first_row,
-    const T* keys,
-    const T* values,
-    std::size_t value_stride) {
+    const Tile<T>& tile) {
   // Each query's rows of this tile, and those that all of them see.
   std::size_t from[kN];
   std::size_t to[kN];
@@ -199,10 +202,8 @@ HWY_NOINLINE void attend_group(
   std::size_t end = kTileRows;
   bool any = false;
   for (std::size_t i = 0; i < kN; ++i) {
-    const std::size_t first = task.first[query + i];
-    const std::size_t last = task.last[query + i];
-    from[i] = std::min(std::max(first, first_row) - first_row, kTileRows);
-    to[i] = std::min(std::max(last, first_row) - first_row, kTileRows);
+    from[i] = tile.slot(task.first[query + i]);
+    to[i] = tile.slot(task.last[query + i]);
     begin = std::max(begin, from[i]);
     end = std::min(end, to[i]);
     any = any || from[i] < to[i];
@@ -215,17 +216,20 @@ HWY_NOINLINE void attend_group(
     multiply_keys<kN, wide.value>(
         task.query + query * task.key_dim,
         task.key_dim,
-        keys,
-        bytes_between(keys, values),
+        tile.keys,
+        bytes_between(tile.keys, tile.values),
         scores);
   };
-  if (sizeof(T) < sizeof(float) && task.key_dim > kWideKeys) {
+  if (sizeof(T) < sizeof(float) && task.key_dim * sizeof(T) > kWideKeys) {
     multiply(std::true_type());
   } else {
     multiply(std::false_type());
   }
+  scale_rows<kN>(tile, 0, scores);
   update_softmax<kN>(
       scores, from, to, task.soft_cap, task.softmax + query, correction);
+  // The softmax has its sums: from here on weights belong to int8 values.
+  scale_rows<kN>(tile, kTileRows, scores);
   // A row that a query does not see must not reach it, not even as zero times
   // infinity: rows that only some queries see are added one query at a time.
   float* const out = work.out + query * work.out_stride;
@@ -235,8 +239,8 @@ HWY_NOINLINE void attend_group(
         scores + i * kTileRows,
         b,
         e,
-        values,
-        value_stride,
+        tile.values,
+        tile.value_stride,
         correction[i],
         out + i * work.out_stride,
         work.out_stride);
@@ -248,8 +252,8 @@ HWY_NOINLINE void attend_group(
         scores,
         begin,
         end,
-        values,
-        value_stride,
+        tile.values,
+        tile.value_stride,
         work.ahead,
         correction,
         out,
@@ -262,19 +266,13 @@ HWY_NOINLINE void attend_group(
 
 template <typename T>
 HWY_INLINE void attend_tile(
-    const AttendTask& task,
-    const Work& work,
-    std::size_t first_row,
-    const T* keys,
-    const T* values,
-    std::size_t value_stride) {
+    const AttendTask& task, const Work& work, const Tile<T>& tile) {
   std::size_t q = 0;
   for (; q + kQueries <= task.queries; q += kQueries) {
-    attend_group<kQueries>(
-        task, work, q, first_row, keys, values, value_stride);
+    attend_group<kQueries>(task, work, q, tile);
   }
   const auto rest = [&]<std::size_t kN>() {
-    attend_group<kN>(task, work, q, first_row, keys, values, value_stride);
+    attend_group<kN>(task, work, q, tile);
   };
   switch (task.queries - q) {
     case 5:
@@ -293,14 +291,14 @@ HWY_INLINE void attend_tile(
 }
 
 template <typename T>
-HWY_INLINE void convert_tile(
-    const AttendTask& task, const Work& work, const T* keys, const T* values) {
+HWY_INLINE Tile<float> convert_tile(
+    const AttendTask& task, const Work& work, const Tile<T>& tile) {
   const Tag d;
   for (std::size_t i = 0; i < task.key_dim * kTileRows; i += kLanes) {
-    hn::StoreU(load(keys + i), d, work.keys + i);
+    hn::StoreU(load(tile.keys + i), d, work.keys + i);
   }
   for (std::size_t r = 0; r < kTileRows; ++r) {
-    const T* row = values + r * task.value_dim;
+    const T* row = tile.values + r * task.value_dim;
     float* out = work.values + r * work.out_stride;
     std::size_t c = 0;
     for (; c + kLanes <= task.value_dim; c += kLanes) {
@@ -312,10 +310,19 @@ HWY_INLINE void convert_tile(
       hn::StoreU(load(tail), d, out + c);
     }
   }
+  return {
+      work.keys,
+      work.values,
+      work.out_stride,
+      tile.scales,
+      tile.first_row,
+      tile.rows,
+      tile.next};
 }
 
-template <typename T>
-void attend_tiles(const AttendTask& task, float* scratch, bool convert) {
+void attend(const AttendTask& task, float* scratch, bool convert) {
+  // Whole vectors of a value row must not reach past the tile.
+  convert = convert || task.value_dim % kLanes != 0;
   Work work;
   work.out_stride = (task.value_dim + kLanes - 1) / kLanes * kLanes;
   work.out = scratch;
@@ -330,36 +337,20 @@ void attend_tiles(const AttendTask& task, float* scratch, bool convert) {
     begin = std::min<std::size_t>(begin, task.first[q]);
     end = std::max<std::size_t>(end, task.last[q]);
   }
-  for (std::size_t row = begin / kTileRows * kTileRows; row < end;
-       row += kTileRows) {
-    const T* keys = reinterpret_cast<const T*>(task.tiles[row / kTileRows]);
-    const T* values = keys + task.key_dim * kTileRows;
-    const std::size_t tile = row / kTileRows;
-    const auto* next = task.tiles[std::min(tile + 1, task.tile_count - 1)];
-    work.ahead = bytes_between(values, next);
+  visit_tiles(task, begin, end, [&](const auto& tile) HWY_ATTR {
+    work.ahead = bytes_between(tile.values, tile.next);
     if (convert) {
-      convert_tile(task, work, keys, values);
-      attend_tile<float>(
-          task, work, row, work.keys, work.values, work.out_stride);
-    } else {
-      attend_tile<T>(task, work, row, keys, values, task.value_dim);
+      attend_tile(task, work, convert_tile(task, work, tile));
+      return;
     }
-  }
+    if (tile.scales != nullptr) prefetch_scales(tile.scales);
+    attend_tile(task, work, tile);
+  });
   for (std::size_t q = 0; q < task.queries; ++q) {
     std::copy_n(
         work.out + q * work.out_stride,
         task.value_dim,
         task.out + q * task.value_dim);
-  }
-}
-
-void attend(const AttendTask& task, float* scratch, bool convert) {
-  // Whole vectors of a value row must not reach past the tile.
-  convert = convert || task.value_dim % kLanes != 0;
-  if (task.type == Half::kFloat16) {
-    attend_tiles<hwy::float16_t>(task, scratch, convert);
-  } else {
-    attend_tiles<hwy::bfloat16_t>(task, scratch, convert);
   }
 }
 

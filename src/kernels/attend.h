@@ -16,10 +16,12 @@ struct Softmax {
 
 /// Attention of some queries over some rows of one KV head.
 struct AttendTask {
-  /// Tile i holds rows [i * kTileRows, (i + 1) * kTileRows); slots behind the
-  /// last row may hold anything.
+  /// Tiles of kTileRows rows each; slots behind the last row may hold anything.
+  /// The first `int8_rows` rows lie in int8 tiles (cast to this type), those
+  /// behind them begin a tile of their own.
   const std::uint16_t* const* tiles;
   std::size_t tile_count;
+  std::size_t int8_rows;  ///< 0: every tile is of `type`
   std::size_t key_dim;
   std::size_t value_dim;
   Half type;
@@ -37,7 +39,7 @@ struct AttendTask {
 std::size_t attend_scratch(
     std::size_t queries, std::size_t key_dim, std::size_t value_dim) noexcept;
 
-/// Few queries: reads 16-bit tiles directly. Many: converts a tile once for
+/// Few queries: reads the tiles directly. Many: converts a tile once for
 /// all of them. Both give the same bits.
 void attend_decode(const AttendTask& task, float* scratch) noexcept;
 void attend_prefill(const AttendTask& task, float* scratch) noexcept;

@@ -19,4 +19,8 @@ struct RowMove {
 void move_rows(
     const RowMove& move, std::size_t key_dim, std::size_t value_dim) noexcept;
 
+/// The same from one int8 tile to another, both cast.
+void move_int8_rows(
+    const RowMove& move, std::size_t key_dim, std::size_t value_dim) noexcept;
+
 }  // namespace qfilters::kernels

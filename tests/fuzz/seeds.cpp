@@ -42,12 +42,15 @@ void write_snapshots(const fs::path& folder) {
   fs::create_directories(folder / "kv_cache_snapshot");
   for (const std::size_t tokens : kTokens) {
     for (const std::string_view policy : qfilters::fuzz::kPolicies) {
-      SequenceCache cache = qfilters::fuzz::small_sequence(policy);
-      if (tokens > 0) qfilters::fuzz::update(cache, tokens);
-      write_file_atomically(
-          folder / "sequence_snapshot" /
-              (std::string(policy) + "-" + std::to_string(tokens)),
-          qfilters::fuzz::unsealed(cache.save()));
+      for (const qfilters::RowFormat format : qfilters::fuzz::kFormats) {
+        SequenceCache cache = qfilters::fuzz::small_sequence(policy, format);
+        if (tokens > 0) qfilters::fuzz::update(cache, tokens);
+        write_file_atomically(
+            folder / "sequence_snapshot" /
+                (std::string(policy) + "-" + to_string(format) + "-" +
+                 std::to_string(tokens)),
+            qfilters::fuzz::unsealed(cache.save()));
+      }
     }
     for (const bool calibrated : {true, false}) {
       QFiltersKVCache cache = qfilters::fuzz::small_cache(calibrated);

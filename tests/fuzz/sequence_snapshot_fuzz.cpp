@@ -31,10 +31,10 @@ bool restores(SequenceCache& cache, const Snapshot& saved) {
   return false;
 }
 
-void check(std::string_view policy, const Snapshot& foreign) {
-  SequenceCache cache = small_sequence(policy);
+void check(std::string_view policy, RowFormat format, const Snapshot& foreign) {
+  SequenceCache cache = small_sequence(policy, format);
   if (!restores(cache, foreign)) return;
-  SequenceCache twin = small_sequence(policy);
+  SequenceCache twin = small_sequence(policy, format);
   require(restores(twin, cache.save()), "its own snapshot is refused");
   if (!can_continue(cache.offset())) return;
   for (const std::size_t tokens : kUpdates) {
@@ -53,7 +53,8 @@ extern "C" int LLVMFuzzerTestOneInput(
       qfilters::fuzz::decode_unsealed(std::as_bytes(std::span(data, size)));
   if (!foreign) return 0;
   for (const std::string_view policy : qfilters::fuzz::kPolicies) {
-    qfilters::fuzz::check(policy, *foreign);
+    for (const qfilters::RowFormat format : qfilters::fuzz::kFormats)
+      qfilters::fuzz::check(policy, format, *foreign);
   }
   return 0;
 }

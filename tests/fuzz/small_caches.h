@@ -20,8 +20,12 @@ namespace qfilters::fuzz {
 inline constexpr std::array<std::string_view, 3> kPolicies = {
     "full", "qfilters", "random"};
 
+inline constexpr std::array kFormats = {RowFormat::kSame, RowFormat::kInt8};
+
 /// A global and a windowed layer.
-inline SequenceCache small_sequence(std::string_view policy) {
+inline SequenceCache small_sequence(std::string_view policy, RowFormat format) {
+  SequenceOptions sequence;
+  sequence.format = format;
   PolicyOptions options;
   options.budget = 8;
   options.protection = {2, 2};
@@ -34,7 +38,8 @@ inline SequenceCache small_sequence(std::string_view policy) {
           policy,
           options,
           std::make_shared<const FilterBank>(
-              std::vector{filters, unused}, FilterMetadata{}))};
+              std::vector{filters, unused}, FilterMetadata{})),
+      sequence};
 }
 
 /// With filters, or finding them after 12 tokens.

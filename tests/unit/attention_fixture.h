@@ -27,6 +27,7 @@ struct AttentionCase {
   std::size_t kv_heads = 2;
   std::size_t share = 2;  // query heads of a KV head
   DType dtype = DType::kFloat16;
+  RowFormat format = RowFormat::kSame;
   bool ragged = false;  // group g holds every (g + 1)-th stored row
   AttentionOptions options = {};
 };
@@ -37,6 +38,7 @@ inline std::string name_of(const AttentionCase& c) {
       "dk" + std::to_string(c.key_dim) + "dv" + std::to_string(c.value_dim) +
       "b" + std::to_string(c.batch) + "h" + std::to_string(c.kv_heads) + "x" +
       std::to_string(c.share) + to_string(c.dtype);
+  if (c.format == RowFormat::kInt8) name += "int8";
   if (c.ragged) name += "ragged";
   if (c.options.scale < 0) name += "minus";
   if (c.options.scale != 0) name += "scaled";
@@ -56,7 +58,9 @@ class AttentionCall {
  public:
   explicit AttentionCall(const AttentionCase& c)
       : c_(c),
-        store_(pool_, {c.batch, c.kv_heads, c.key_dim, c.value_dim, c.dtype}),
+        store_(
+            pool_,
+            {c.batch, c.kv_heads, c.key_dim, c.value_dim, c.dtype, c.format}),
         keys_(random_halves(
             1,
             c.dtype,

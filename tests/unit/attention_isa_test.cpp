@@ -54,9 +54,9 @@ class Crooked {
   TensorView view_;
 };
 
-// Key dimension and value dimension; type.
+// Key dimension and value dimension; type; how rows are stored.
 using Dims = std::pair<std::size_t, std::size_t>;
-using Param = std::tuple<Dims, DType>;
+using Param = std::tuple<Dims, DType, RowFormat>;
 
 class AttentionIsaTest : public ::testing::TestWithParam<Param> {
  protected:
@@ -75,7 +75,7 @@ void expect_agreement(
   const Crooked<float> queries(
       DType::kFloat32, 4, tokens, key_dim, [&] { return random.normal(); });
   RowPool pool;
-  KVStore store(pool, {1, 2, key_dim, value_dim, dtype});
+  KVStore store(pool, {1, 2, key_dim, value_dim, dtype, std::get<2>(param)});
   const std::size_t stored = count - tokens;
   std::vector<std::uint32_t> which(stored);
   std::iota(which.begin(), which.end(), 0U);
@@ -155,9 +155,10 @@ TEST_P(AttentionIsaTest, PrefillAgreesWithFloat64) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<Param>& info) {
-  const auto& [dims, dtype] = info.param;
+  const auto& [dims, dtype, format] = info.param;
   return "key" + std::to_string(dims.first) + "value" +
-         std::to_string(dims.second) + to_string(dtype);
+         std::to_string(dims.second) + to_string(dtype) +
+         (format == RowFormat::kInt8 ? "int8" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -175,7 +176,8 @@ INSTANTIATE_TEST_SUITE_P(
             Dims(96, 256),
             Dims(128, 96),
             Dims(256, 64)),
-        ::testing::Values(DType::kFloat16, DType::kBFloat16)),
+        ::testing::Values(DType::kFloat16, DType::kBFloat16),
+        ::testing::Values(RowFormat::kSame, RowFormat::kInt8)),
     name_of);
 
 }  // namespace

@@ -84,6 +84,8 @@ std::vector<Case> dims() {
       Case c{.stored = 70, .tokens = 5, .key_dim = dim, .value_dim = dim};
       c.dtype = dtype;
       out.push_back(c);
+      out.push_back(c);
+      out.back().format = RowFormat::kInt8;
     }
   }
   return out;
@@ -95,14 +97,16 @@ std::vector<Case> block_borders() {
     for (const std::size_t tokens : {1U, 2U, 63U, 64U, 65U, 130U}) {
       out.push_back(
           {.stored = stored, .tokens = tokens, .key_dim = 16, .value_dim = 24});
+      out.push_back(out.back());
+      out.back().format = RowFormat::kInt8;
     }
   }
   return out;
 }
 
-std::vector<Case> features() {
+std::vector<Case> features(RowFormat format) {
   const DType bf16 = DType::kBFloat16;
-  return {
+  std::vector<Case> out = {
       {.stored = 90, .tokens = 20, .key_dim = 64, .value_dim = 96},
       {.stored = 90, .tokens = 20, .key_dim = 80, .value_dim = 17},
       {.stored = 200, .tokens = 9, .batch = 2, .kv_heads = 3, .ragged = true},
@@ -124,15 +128,21 @@ std::vector<Case> features() {
        .ragged = true,
        .options = {.soft_cap = 5.0F, .window = 40}},
   };
+  for (Case& c : out)
+    c.format = format;
+  return out;
 }
 
 // Around the rows that are summed apart, 1,024 at a time.
 std::vector<Case> row_blocks() {
+  const RowFormat int8 = RowFormat::kInt8;
   std::vector<Case> out;
   for (const std::size_t stored : {1022U, 1023U, 1024U, 2047U, 2048U}) {
     for (const std::size_t tokens : {1U, 2U, 70U}) {
       out.push_back(
           {.stored = stored, .tokens = tokens, .key_dim = 16, .value_dim = 24});
+      out.push_back(out.back());
+      out.back().format = RowFormat::kInt8;
     }
   }
   out.insert(
@@ -143,7 +153,15 @@ std::vector<Case> row_blocks() {
        {.stored = 3000, .tokens = 9, .options = {.soft_cap = 5.0F}},
        {.stored = 3000, .tokens = 9, .options = {.window = 20}},
        {.stored = 3000, .tokens = 70, .options = {.window = 960}},
-       {.stored = 3000, .tokens = 9, .options = {.window = 1025}}});
+       {.stored = 3000, .tokens = 9, .options = {.window = 1025}},
+       {.stored = 3500, .key_dim = 80, .share = 4, .format = int8},
+       {.stored = 3500, .batch = 2, .format = int8, .ragged = true},
+       {.stored = 900, .tokens = 1300, .key_dim = 16, .format = int8},
+       {.stored = 3000, .format = int8, .options = {.soft_cap = 5.0F}},
+       {.stored = 3000,
+        .tokens = 70,
+        .format = int8,
+        .options = {.window = 960}}});
   return out;
 }
 
@@ -164,7 +182,12 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Features,
     AttentionCaseTest,
-    ::testing::ValuesIn(features()),
+    ::testing::ValuesIn(features(RowFormat::kSame)),
+    [](const auto& c) { return name_of(c.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Int8Features,
+    AttentionCaseTest,
+    ::testing::ValuesIn(features(RowFormat::kInt8)),
     [](const auto& c) { return name_of(c.param); });
 
 TEST(AttentionTest, TakesAHugeWindowAsNone) {

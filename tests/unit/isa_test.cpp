@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -159,8 +160,13 @@ Contents run_stream(const Model& model, int threads) {
 }
 
 TEST_F(IsaTest, KeepsTheSameRowsWithTheSameScoresOnEveryIsaAndThreadCount) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    const Model model = awkward_model(dtype);
+  for (const auto& [dtype, format] :
+       {std::pair(DType::kFloat16, RowFormat::kSame),
+        {DType::kBFloat16, RowFormat::kSame},
+        {DType::kFloat16, RowFormat::kInt8},
+        {DType::kBFloat16, RowFormat::kInt8}}) {
+    Model model = awkward_model(dtype);
+    model.format = format;
     set_isa("scalar");
     const Contents want = run_stream(model, 1);
     ASSERT_LT(want.layers[0][0].positions.size(), 80U);
@@ -168,7 +174,8 @@ TEST_F(IsaTest, KeepsTheSameRowsWithTheSameScoresOnEveryIsaAndThreadCount) {
       set_isa(isa);
       for (const int threads : {1, 2, 7}) {
         EXPECT_TRUE(run_stream(model, threads) == want)
-            << isa << ", " << threads << " threads, " << to_string(dtype);
+            << isa << ", " << threads << " threads, " << to_string(dtype) << " "
+            << to_string(format);
       }
     }
   }

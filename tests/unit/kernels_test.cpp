@@ -17,7 +17,6 @@
 #include "qfilters/rows_view.h"
 
 #include "kernels/attend.h"
-#include "kernels/move_rows.h"
 #include "kernels/score_keys.h"
 #include "unit/test_util.h"
 
@@ -162,35 +161,60 @@ TEST_P(KernelsTest, SquareRowsGivesTheCanonicalBits) {
 }
 
 // Rows of one head as the kernels see them: tiles, and behind the last row
-// NaN, which must never show.
+// NaN, which must never show. `int8_rows` of them are int8, in tiles of their
+// own.
 struct Head {
-  Head(DType dtype, std::size_t row_count, std::size_t dk, std::size_t dv)
+  Head(
+      DType dtype,
+      std::size_t row_count,
+      std::size_t dk,
+      std::size_t dv,
+      std::size_t int8_count = 0)
       : rows(row_count),
+        int8_rows(int8_count),
+        quantized(pool, {1, 1, dk, dv, dtype, RowFormat::kInt8}),
         store(pool, {1, 1, dk, dv, dtype}),
         keys(random_halves(1, dtype, 1, 1, rows, dk)),
         values(random_halves(2, dtype, 1, 1, rows, dv)) {
-    store.reserve(0, rows);
-    const std::size_t slots = store.bytes() / store.shape().row_bytes();
-    for (std::byte* block : store.blocks(0)) {
-      std::fill_n(
-          reinterpret_cast<std::uint16_t*>(block),
-          store.shape().block_bytes() / 2,
-          std::uint16_t{0x7FFF});
-      tiles.push_back(reinterpret_cast<const std::uint16_t*>(block));
-    }
-    EXPECT_EQ(slots % kTileRows, 0U);
-    std::vector<std::uint32_t> all(rows);
-    std::iota(all.begin(), all.end(), 0U);
-    const std::vector<float> scores(rows);
-    store.append(0, keys.view(), values.view(), all, 0, scores);
+    fill(quantized, 0, int8_rows);
+    fill(store, int8_rows, rows);
+  }
+
+  /// The same rows, as attend() would see them.
+  [[nodiscard]] RowsView view() const {
+    return {
+        quantized,
+        keys.slice(int8_rows, rows - int8_rows),
+        values.slice(int8_rows, rows - int8_rows),
+        static_cast<std::int32_t>(int8_rows)};
   }
 
   std::size_t rows;
+  std::size_t int8_rows;
   RowPool pool;
+  KVStore quantized;
   KVStore store;
   HalfTensor keys;
   HalfTensor values;
   std::vector<const std::uint16_t*> tiles;
+
+ private:
+  void fill(KVStore& to, std::size_t begin, std::size_t end) {
+    to.reserve(0, end - begin);
+    const std::size_t slots = to.bytes() / to.shape().row_bytes();
+    for (std::byte* block : to.blocks(0)) {
+      std::fill_n(
+          reinterpret_cast<std::uint16_t*>(block),
+          to.shape().block_bytes() / 2,
+          std::uint16_t{0x7FFF});
+      tiles.push_back(reinterpret_cast<const std::uint16_t*>(block));
+    }
+    EXPECT_EQ(slots % kTileRows, 0U);
+    std::vector<std::uint32_t> all(end - begin);
+    std::iota(all.begin(), all.end(), static_cast<std::uint32_t>(begin));
+    const std::vector<float> scores(rows);
+    to.append(0, keys.view(), values.view(), all, 0, scores);
+  }
 };
 
 // Queries with their visible rows, and what the kernels make of them.
@@ -211,6 +235,7 @@ struct Queries {
     const AttendTask task{
         head.tiles.data(),
         head.tiles.size(),
+        head.int8_rows,
         shape.key_dim,
         shape.value_dim,
         half_of(shape.dtype),
@@ -277,15 +302,23 @@ constexpr Case kCases[] = {
     {150, 12, 64, 64, 0, 2.5F},
 };
 
+// None, all, all but the new ones of a case.
+std::vector<std::size_t> int8_counts(const Case& c) {
+  return {0, c.rows, c.rows - c.queries};
+}
+
 TEST_P(KernelsTest, DecodeAndPrefillGiveTheSameBits) {
   for (const DType dtype : kHalves) {
     for (const Case& c : kCases) {
-      const Head head(dtype, c.rows, c.key_dim, c.value_dim);
-      const Queries queries =
-          causal_queries(head, c.queries, c.window, c.soft_cap);
-      EXPECT_EQ(
-          bits_of(queries.run(head, false)), bits_of(queries.run(head, true)))
-          << c.rows << " rows, dims " << c.key_dim << " " << c.value_dim;
+      for (const std::size_t int8_rows : int8_counts(c)) {
+        const Head head(dtype, c.rows, c.key_dim, c.value_dim, int8_rows);
+        const Queries queries =
+            causal_queries(head, c.queries, c.window, c.soft_cap);
+        EXPECT_EQ(
+            bits_of(queries.run(head, false)), bits_of(queries.run(head, true)))
+            << c.rows << " rows, dims " << c.key_dim << " " << c.value_dim
+            << ", int8 " << int8_rows;
+      }
     }
   }
 }
@@ -293,35 +326,33 @@ TEST_P(KernelsTest, DecodeAndPrefillGiveTheSameBits) {
 TEST_P(KernelsTest, AttendAgreesWithFloat64) {
   for (const DType dtype : kHalves) {
     for (const Case& c : kCases) {
-      SCOPED_TRACE(
-          std::to_string(c.rows) + " rows, dims " + std::to_string(c.key_dim) +
-          " " + std::to_string(c.value_dim));
-      const Head head(dtype, c.rows, c.key_dim, c.value_dim);
-      const Queries queries =
-          causal_queries(head, c.queries, c.window, c.soft_cap);
-      const auto got = queries.run(head, false);
-      // The reference sees the same rows as new ones of an empty store.
-      RowPool pool;
-      const KVStore empty(pool, head.store.shape());
-      const RowsView view(empty, head.keys.view(), head.values.view(), 0);
-      for (std::size_t q = 0; q < c.queries; ++q) {
-        const auto want = test::reference_query(
-            std::span(queries.query).subspan(q * c.key_dim, c.key_dim),
-            view,
-            0,
-            c.rows - c.queries + q,
-            {.scale = 1, .soft_cap = c.soft_cap, .window = c.window});
-        for (std::size_t d = 0; d < c.value_dim; ++d) {
-          ASSERT_NEAR(got[q * c.value_dim + d], want.value[d], want.bound[d])
-              << "query " << q << " dim " << d;
+      for (const std::size_t int8_rows : {std::size_t{0}, c.rows - c.queries}) {
+        SCOPED_TRACE(
+            std::to_string(c.rows) + " rows, dims " +
+            std::to_string(c.key_dim) + " " + std::to_string(c.value_dim) +
+            ", int8 " + std::to_string(int8_rows));
+        const Head head(dtype, c.rows, c.key_dim, c.value_dim, int8_rows);
+        const Queries queries =
+            causal_queries(head, c.queries, c.window, c.soft_cap);
+        const auto got = queries.run(head, false);
+        for (std::size_t q = 0; q < c.queries; ++q) {
+          const auto want = test::reference_query(
+              std::span(queries.query).subspan(q * c.key_dim, c.key_dim),
+              head.view(),
+              0,
+              c.rows - c.queries + q - int8_rows,
+              {.scale = 1, .soft_cap = c.soft_cap, .window = c.window});
+          for (std::size_t d = 0; d < c.value_dim; ++d) {
+            ASSERT_NEAR(got[q * c.value_dim + d], want.value[d], want.bound[d])
+                << "query " << q << " dim " << d;
+          }
         }
       }
     }
   }
 }
 
-TEST_P(KernelsTest, AQueryHasTheSameBitsInAnyCompany) {
-  const Head head(DType::kFloat16, 200, 64, 80);
+void expect_same_bits_alone(const Head& head) {
   const Queries all = causal_queries(head, 17, 0, 0);
   const auto together = bits_of(all.run(head, true));
   for (std::size_t q = 0; q < 17; ++q) {
@@ -337,6 +368,36 @@ TEST_P(KernelsTest, AQueryHasTheSameBitsInAnyCompany) {
         row.end(),
         together.begin() + static_cast<std::ptrdiff_t>(q * 80)))
         << "query " << q;
+  }
+}
+
+TEST_P(KernelsTest, AQueryHasTheSameBitsInAnyCompany) {
+  expect_same_bits_alone(Head(DType::kFloat16, 200, 64, 80));
+  expect_same_bits_alone(Head(DType::kFloat16, 200, 64, 80, 183));
+}
+
+// An int8 row is spoilt by its scales.
+TEST_P(KernelsTest, Int8RowsOutsideAQuerysRangeNeverReachIt) {
+  const Head head(DType::kFloat16, 70, 16, 16, 70);
+  auto* scales = reinterpret_cast<float*>(
+      head.quantized.blocks(0)[0] + kTileRows * std::size_t{32});
+  const Queries queries = causal_queries(head, 12, 0, 0);
+  for (const bool prefill : {false, true}) {
+    const auto before = queries.run(head, prefill);
+    const float saved[] = {scales[60], scales[kTileRows + 60]};
+    for (const float poison : {test::kNaN, test::kInfinity}) {
+      // Row 60 is seen by the queries that end after it, from query 2 on.
+      scales[60] = scales[kTileRows + 60] = poison;
+      const auto after = queries.run(head, prefill);
+      for (std::size_t i = 0; i < 32; ++i) {
+        EXPECT_EQ(after[i], before[i]) << "query " << i / 16;
+      }
+      for (std::size_t i = 32; i < after.size() && std::isnan(poison); ++i) {
+        EXPECT_TRUE(std::isnan(after[i])) << "query " << i / 16;
+      }
+    }
+    scales[60] = saved[0];
+    scales[kTileRows + 60] = saved[1];
   }
 }
 
@@ -390,49 +451,6 @@ TEST_P(KernelsTest, AttendSurvivesScoresThatFloatsCannotExponentiate) {
   queries.first = {0, 50};
   queries.last = {100, 51};
   EXPECT_THAT(queries.run(head, true), ::testing::ElementsAre(3.0F, 3.0F));
-}
-
-// Any run of rows within a tile or from one tile to another, by its slots.
-TEST_P(KernelsTest, MoveRowsMovesTheRowsAndNothingElse) {
-  for (const auto& [key_dim, value_dim] :
-       {std::pair<std::size_t, std::size_t>{64, 64}, {80, 48}, {1, 3}}) {
-    const std::size_t tile = kTileRows * (key_dim + value_dim);
-    const auto value_of = [&](std::size_t i) {
-      return static_cast<std::uint16_t>(i * 40503U >> 3U);
-    };
-    for (std::size_t count = 1; count <= kTileRows; ++count) {
-      for (const std::size_t from :
-           {kTileRows - count, (kTileRows - count) / 2}) {
-        for (const std::size_t to : {std::size_t{0}, from / 2, from}) {
-          for (const bool same : {true, false}) {
-            std::vector<std::uint16_t> source(tile);
-            for (std::size_t i = 0; i < tile; ++i)
-              source[i] = value_of(i);
-            std::vector<std::uint16_t> target(tile, 7);
-            auto& into = same ? source : target;
-            std::vector<std::uint16_t> want = into;
-            for (std::size_t r = 0; r < count; ++r) {
-              for (std::size_t d = 0; d < key_dim; ++d) {
-                want[d * kTileRows + to + r] =
-                    value_of(d * kTileRows + from + r);
-              }
-              for (std::size_t d = 0; d < value_dim; ++d) {
-                const std::size_t values = key_dim * kTileRows;
-                want[values + (to + r) * value_dim + d] =
-                    value_of(values + (from + r) * value_dim + d);
-              }
-            }
-            kernels::move_rows(
-                {source.data(), into.data(), from, to, count},
-                key_dim,
-                value_dim);
-            ASSERT_EQ(into, want) << key_dim << ": " << count << " rows from "
-                                  << from << " to " << to << same;
-          }
-        }
-      }
-    }
-  }
 }
 
 }  // namespace

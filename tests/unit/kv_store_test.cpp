@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -77,11 +78,9 @@ class Fixture {
     const std::size_t b = group / shape_.kv_heads;
     const std::size_t h = group % shape_.kv_heads;
     for (const std::uint32_t t : which) {
-      const auto key = keys.row(b, h, t);
-      const auto value = values.row(b, h, t);
       groups[group].push_back(
-          {{key.begin(), key.end()},
-           {value.begin(), value.end()},
+          {stored(keys.row(b, h, t)),
+           stored(values.row(b, h, t)),
            next_ + static_cast<std::int32_t>(t),
            scores[t]});
     }
@@ -102,6 +101,14 @@ class Fixture {
     auto& rows = groups[group];
     const std::size_t gone = std::min(blocks * kBlockRows, rows.size());
     rows.erase(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(gone));
+  }
+
+  // What is read of a row once it is stored.
+  [[nodiscard]] std::vector<std::uint16_t> stored(
+      std::span<const std::uint16_t> row) const {
+    if (shape_.format == RowFormat::kSame) return {row.begin(), row.end()};
+    return test::read_back(
+        shape_.dtype, test::reference_quantized(shape_.dtype, row));
   }
 
   // Every row, bit for bit, and every byte counter.
@@ -150,6 +157,10 @@ TEST(RowShapeTest, CountsGroupsAndBytes) {
   EXPECT_EQ(kShape.groups(), 6U);
   EXPECT_EQ(kShape.row_bytes(), 24U);
   EXPECT_EQ(kShape.block_bytes(), 24U * kBlockRows);
+  RowShape int8 = kShape;
+  int8.format = RowFormat::kInt8;
+  EXPECT_EQ(int8.row_bytes(), 5U + 7U + 4U + 4U);
+  EXPECT_EQ(int8.block_bytes(), 20U * kBlockRows);
 }
 
 TEST(KVStoreTest, StartsWithoutRowsOrBlocks) {
@@ -166,7 +177,8 @@ TEST(KVStoreTest, RejectsZeroSizesAndWideElements) {
         RowShape{1, 0, 1, 1},
         RowShape{1, 1, 0, 1},
         RowShape{1, 1, 1, 0},
-        RowShape{1, 1, 1, 1, DType::kFloat32}}) {
+        RowShape{1, 1, 1, 1, DType::kFloat32},
+        RowShape{1, 1, 1, 1, DType::kFloat16, static_cast<RowFormat>(2)}}) {
     EXPECT_THAT(
         error_of([&] { const KVStore store(pool, shape); }),
         IsError(ErrorKind::kInvalidArgument, "KVStore: "));
@@ -344,10 +356,11 @@ TEST(KVStoreTest, ReturnsItsBlocksWhenItGoes) {
   EXPECT_EQ(pool.bytes_free(), 2 * kShape.block_bytes());
 }
 
-TEST(KVStoreTest, AgreesWithPlainVectorsOverRandomChanges) {
+void agree_over_random_changes(RowFormat format) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     RowShape shape = kShape;
     shape.dtype = dtype;
+    shape.format = format;
     Fixture f(shape);
     Random random(7);
     for (int step = 0; step < 300; ++step) {
@@ -379,6 +392,14 @@ TEST(KVStoreTest, AgreesWithPlainVectorsOverRandomChanges) {
     }
     f.expect_same();
   }
+}
+
+TEST(KVStoreTest, AgreesWithPlainVectorsOverRandomChanges) {
+  agree_over_random_changes(RowFormat::kSame);
+}
+
+TEST(KVStoreTest, AgreesWithPlainVectorsOverRandomChangesOfInt8Rows) {
+  agree_over_random_changes(RowFormat::kInt8);
 }
 
 TEST(KVStoreTest, AllowsDistinctGroupsToChangeInDistinctThreads) {

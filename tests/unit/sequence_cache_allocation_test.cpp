@@ -101,8 +101,9 @@ class Decoder {
   int threads_ = 1;
 };
 
-TEST(SequenceCacheAllocationTest, DecodingAtTheBudgetAllocatesNothing) {
-  const Model model({{2, 24, 24, 0}, {1, 16, 8, 70}}, 2);
+void expect_no_allocations(RowFormat format) {
+  Model model({{2, 24, 24, 0}, {1, 16, 8, 70}}, 2);
+  model.format = format;
   for (const std::size_t interval : {0U, 16U}) {
     for (const int threads : {1, 2}) {
       Decoder decoder(
@@ -120,18 +121,30 @@ TEST(SequenceCacheAllocationTest, DecodingAtTheBudgetAllocatesNothing) {
   }
 }
 
+TEST(SequenceCacheAllocationTest, DecodingAtTheBudgetAllocatesNothing) {
+  expect_no_allocations(RowFormat::kSame);
+}
+
+TEST(SequenceCacheAllocationTest, DecodingInt8RowsAllocatesNothing) {
+  expect_no_allocations(RowFormat::kInt8);
+}
+
 // Threads share a head's rows from 1,025 on and merge what they find.
 TEST(SequenceCacheAllocationTest, DecodingManyRowsAllocatesNothing) {
-  const Model model({{1, 24, 24, 0}});
-  for (const int threads : {1, 2}) {
-    Decoder decoder(
-        model, qfilters_policy(model, budget(1040, 4, 20, 16)), threads);
-    for (int i = 0; i < 1200; ++i)
-      decoder.step();
-    const std::size_t before = g_allocations;
-    for (int i = 0; i < 200; ++i)
-      decoder.step();
-    EXPECT_EQ(g_allocations, before) << threads;
+  Model model({{1, 24, 24, 0}});
+  for (const auto format : {RowFormat::kSame, RowFormat::kInt8}) {
+    model.format = format;
+    for (const int threads : {1, 2}) {
+      Decoder decoder(
+          model, qfilters_policy(model, budget(1040, 4, 20, 16)), threads);
+      for (int i = 0; i < 1200; ++i)
+        decoder.step();
+      const std::size_t before = test::heap().allocations;
+      for (int i = 0; i < 200; ++i)
+        decoder.step();
+      EXPECT_EQ(test::heap().allocations.load(), before)
+          << to_string(format) << " " << threads;
+    }
   }
 }
 

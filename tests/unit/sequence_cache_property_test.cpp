@@ -29,7 +29,7 @@ using test::contents_of;
 using test::in_temporal_order;
 using test::Model;
 
-/// One to three layers, some of them windowed.
+/// One to three layers, some of them windowed, with rows of either format.
 Model any_model() {
   std::vector<LayerShape> layers(any_of(1, 3));
   for (LayerShape& layer : layers) {
@@ -40,6 +40,7 @@ Model any_model() {
       layers,
       any_of(1, 2),
       *rc::gen::element(DType::kFloat16, DType::kBFloat16));
+  model.format = *rc::gen::element(RowFormat::kSame, RowFormat::kInt8);
   std::vector<LayerFilters> filters;
   std::vector<LayerFilters> quadratics;
   for (std::size_t l = 0; l < layers.size(); ++l) {

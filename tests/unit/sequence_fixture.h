@@ -32,6 +32,7 @@ struct Model {
   std::vector<LayerShape> layers;
   std::size_t batch = 1;
   DType dtype = DType::kFloat16;
+  RowFormat format = RowFormat::kSame;
   std::vector<HalfTensor> keys;
   std::vector<HalfTensor> values;
   std::shared_ptr<const FilterBank> filters;
@@ -73,6 +74,7 @@ struct Model {
     SequenceOptions out;
     out.batch = batch;
     out.dtype = dtype;
+    out.format = format;
     return out;
   }
 

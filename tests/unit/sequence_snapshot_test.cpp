@@ -1,10 +1,14 @@
 // save() and restore() of a SequenceCache.
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "qfilters/error.h"
@@ -45,8 +49,9 @@ const Model& mixed_layers() {
   return model;
 }
 
-TEST(SequenceSnapshotTest, ContinuesAsIfNeverInterrupted) {
-  const Model& model = mixed_layers();
+void continue_as_if_never_interrupted(RowFormat format) {
+  Model model({{2, 24, 24, 0}, {1, 16, 8, 70}}, 2);
+  model.format = format;
   const Policy policy = qfilters_policy(model, budget(40, 2, 8, 5));
   SequenceCache straight(model.layers, policy, model.options());
   model.feed(straight, {100, 33});
@@ -66,6 +71,60 @@ TEST(SequenceSnapshotTest, ContinuesAsIfNeverInterrupted) {
   EXPECT_EQ(a.rows_evicted, b.rows_evicted);
   EXPECT_EQ(a.kv_bytes, b.kv_bytes);
   EXPECT_EQ(a.kv_bytes_full, b.kv_bytes_full);
+}
+
+TEST(SequenceSnapshotTest, ContinuesAsIfNeverInterrupted) {
+  continue_as_if_never_interrupted(RowFormat::kSame);
+}
+
+TEST(SequenceSnapshotTest, ContinuesInt8RowsAsIfNeverInterrupted) {
+  continue_as_if_never_interrupted(RowFormat::kInt8);
+}
+
+TEST(SequenceSnapshotTest, RefusesRowsOfTheOtherFormat) {
+  const Model& model = two_layers();
+  SequenceOptions int8 = model.options();
+  int8.format = RowFormat::kInt8;
+  SequenceCache a(model.layers, Policy::full(), model.options());
+  SequenceCache b(model.layers, Policy::full(), int8);
+  model.feed(a, {60});
+  model.feed(b, {60});
+  const auto before = contents_of(b);
+  EXPECT_THAT(
+      test::error_of([&] { b.restore(a.save()); }),
+      test::IsError(
+          ErrorKind::kMismatch,
+          "'dtype float16', this cache has 'dtype float16, stored as int8'"));
+  EXPECT_THAT(
+      test::error_of([&] { a.restore(b.save()); }),
+      test::IsError(ErrorKind::kMismatch, "stored as int8"));
+  EXPECT_EQ(contents_of(b), before);
+}
+
+// What earlier versions wrote: a row is its key, then its value, 16 bits each,
+// and no word names a format.
+TEST(SequenceSnapshotTest, RowsAsTheyCameAreSavedAsEver) {
+  const Model model({{1, 3, 2, 0}});
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.feed(cache, {1});
+  const auto part = cache.save().values<std::uint8_t>(kPart);
+  std::vector<std::uint8_t> want;
+  const auto put = [&](std::uint16_t x) {
+    want.push_back(static_cast<std::uint8_t>(x & 0xFFU));
+    want.push_back(static_cast<std::uint8_t>(x >> 8U));
+  };
+  for (const std::uint16_t x : model.keys[0].row(0, 0, 0))
+    put(x);
+  for (const std::uint16_t x : model.values[0].row(0, 0, 0))
+    put(x);
+  ASSERT_GT(part.size(), want.size());
+  EXPECT_TRUE(std::equal(want.rbegin(), want.rend(), part.rbegin()));
+  // The word, with its length in front and "batch 1" behind.
+  const std::string word = "dtype float16\x07";
+  const auto at =
+      std::search(part.begin(), part.end(), word.begin(), word.end());
+  ASSERT_NE(at, part.end());
+  EXPECT_EQ(*(at - 8), 13);
 }
 
 TEST(SequenceSnapshotTest, SavesAnEmptySequence) {

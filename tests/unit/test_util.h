@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -276,6 +277,79 @@ class ReferenceHead {
   }
 };
 
+/// A row as RowFormat::kInt8 stores it.
+struct QuantizedRow {
+  std::vector<std::int8_t> elements;
+  float scale = 0;
+};
+
+/// The rule literally: scale = largest |x| / 127, x / scale rounded to nearest
+/// even; a row with an element that is not finite is zeros and scale NaN.
+inline QuantizedRow reference_quantized(
+    DType dtype, std::span<const std::uint16_t> row) {
+  QuantizedRow out{std::vector<std::int8_t>(row.size()), 0};
+  float largest = 0;
+  for (const std::uint16_t x : row) {
+    const float magnitude = std::abs(decode(dtype, x));
+    if (!std::isfinite(magnitude)) {
+      out.scale = kNaN;
+      return out;
+    }
+    largest = std::max(largest, magnitude);
+  }
+  out.scale = largest / 127.0F;
+  for (std::size_t i = 0; out.scale > 0 && i < row.size(); ++i) {
+    const float x = decode(dtype, row[i]) / out.scale;
+    out.elements[i] = static_cast<std::int8_t>(std::nearbyint(x));
+  }
+  return out;
+}
+
+/// What read_key() and read_value() give of it.
+inline std::vector<std::uint16_t> read_back(
+    DType dtype, const QuantizedRow& row) {
+  std::vector<std::uint16_t> out;
+  for (const std::int8_t x : row.elements) {
+    out.push_back(encode(dtype, row.scale * static_cast<float>(x)));
+  }
+  return out;
+}
+
+/// A key and a value as attention sees them; int8 rows unrounded.
+struct ExactRow {
+  std::vector<double> key;
+  std::vector<double> value;
+};
+
+inline ExactRow exact_row(
+    const RowsView& rows, std::size_t group, std::size_t row) {
+  const RowShape& shape = rows.shape();
+  ExactRow out;
+  if (shape.format == RowFormat::kInt8 && row < rows.store().rows(group)) {
+    std::vector<std::byte> bytes(shape.row_bytes());
+    rows.store().save_row(group, row, bytes.data());
+    float scales[2];
+    std::memcpy(scales, &bytes[bytes.size() - sizeof(scales)], sizeof(scales));
+    for (std::size_t i = 0; i < shape.key_dim + shape.value_dim; ++i) {
+      const bool is_key = i < shape.key_dim;
+      (is_key ? out.key : out.value)
+          .push_back(
+              double{scales[is_key ? 0 : 1]} *
+              static_cast<std::int8_t>(bytes[i]));
+    }
+    return out;
+  }
+  std::vector<std::uint16_t> key(shape.key_dim);
+  std::vector<std::uint16_t> value(shape.value_dim);
+  rows.read_key(group, row, key.data());
+  rows.read_value(group, row, value.data());
+  for (const std::uint16_t x : key)
+    out.key.push_back(decode(shape.dtype, x));
+  for (const std::uint16_t x : value)
+    out.value.push_back(decode(shape.dtype, x));
+  return out;
+}
+
 /// Options of attention and what the reference makes of them.
 struct ReferenceAttention {
   double scale = 1;
@@ -291,9 +365,10 @@ struct ExpectedWeights {
 };
 
 /// The bound: a float32 score of D products differs by at most
-/// e = (D + 2) u scale sum|q k| + 8 u (|s| + cap), u = 2^-24 (the last term
-/// is tanh); a weight then by a factor exp(2e), and each of the n weights and
-/// of their running corrections (one a tile) by a few u more.
+/// e = (D + 3) u scale sum|q k| + 8 u (|s| + cap), u = 2^-24 (the last term
+/// is tanh, one u the scale of an int8 key); a weight then by a factor exp(2e),
+/// and each of the n weights and of their running corrections (one a tile) by a
+/// few u more.
 inline ExpectedWeights reference_weights(
     std::span<const float> query,
     const RowsView& rows,
@@ -301,10 +376,8 @@ inline ExpectedWeights reference_weights(
     std::size_t token,
     const ReferenceAttention& options) {
   constexpr double kUnit = 0x1p-24;
-  const RowShape& shape = rows.shape();
   const std::int64_t at =
       rows.first_position() + static_cast<std::int64_t>(token);
-  std::vector<std::uint16_t> key(shape.key_dim);
   ExpectedWeights out;
   double error = 0;
   const std::size_t last = rows.store().rows(group) + token;
@@ -314,11 +387,11 @@ inline ExpectedWeights reference_weights(
         distance >= static_cast<std::int64_t>(options.window)) {
       continue;
     }
-    rows.read_key(group, r, key.data());
+    const std::vector<double> key = exact_row(rows, group, r).key;
     double dot = 0;
     double magnitude = 0;
     for (std::size_t d = 0; d < key.size(); ++d) {
-      const double product = double{query[d]} * decode(shape.dtype, key[d]);
+      const double product = double{query[d]} * key[d];
       dot += product;
       magnitude += std::abs(product);
     }
@@ -329,7 +402,7 @@ inline ExpectedWeights reference_weights(
     const auto dim = static_cast<double>(key.size());
     error = std::max(
         error,
-        (dim + 2) * kUnit * std::abs(options.scale) * magnitude +
+        (dim + 3) * kUnit * std::abs(options.scale) * magnitude +
             8 * kUnit * (std::abs(score) + options.soft_cap));
     out.weights.push_back(score);
     out.rows.push_back(r);
@@ -361,13 +434,13 @@ inline Expected reference_query(
     const ReferenceAttention& options) {
   const RowShape& shape = rows.shape();
   const auto seen = reference_weights(query, rows, group, token, options);
-  std::vector<std::uint16_t> value(shape.value_dim);
   Expected out{
-      std::vector<double>(value.size()), std::vector<double>(value.size())};
+      std::vector<double>(shape.value_dim),
+      std::vector<double>(shape.value_dim)};
   for (std::size_t i = 0; i < seen.rows.size(); ++i) {
-    rows.read_value(group, seen.rows[i], value.data());
-    for (std::size_t d = 0; d < value.size(); ++d) {
-      const double term = seen.weights[i] * decode(shape.dtype, value[d]);
+    const ExactRow row = exact_row(rows, group, seen.rows[i]);
+    for (std::size_t d = 0; d < shape.value_dim; ++d) {
+      const double term = seen.weights[i] * row.value[d];
       out.value[d] += term;
       out.bound[d] += std::abs(term) * seen.relative;
     }
