@@ -388,6 +388,12 @@ enum {
   QF_ROWS_SLOT = 1      /* a new row takes the slot of the one that goes */
 };
 
+/* See RowFormat in kv_store.h. */
+enum {
+  QF_ROW_FORMAT_SAME = 0, /* the 16 bits that come in */
+  QF_ROW_FORMAT_INT8 = 1  /* about half the bytes, rounded */
+};
+
 /* See sequence_cache.h and policy.h. */
 typedef struct qf_sequence_config {
   size_t struct_size; /* set by qf_sequence_config_init() */
@@ -398,10 +404,11 @@ typedef struct qf_sequence_config {
   size_t budget;     /* rows kept per KV head, sinks and recent included */
   size_t sinks;
   size_t recent;
-  size_t interval;   /* evict only once budget + interval rows are held */
-  int32_t sign;      /* policy qfilters: +1 as published, -1 inverted */
-  uint64_t seed;     /* policy random */
-  int32_t row_order; /* QF_ROWS_*; never changes which rows are kept */
+  size_t interval;    /* evict only once budget + interval rows are held */
+  int32_t sign;       /* policy qfilters: +1 as published, -1 inverted */
+  uint64_t seed;      /* policy random */
+  int32_t row_order;  /* QF_ROWS_*; never changes which rows are kept */
+  int32_t row_format; /* QF_ROW_FORMAT_*: how rows are stored */
 } qf_sequence_config;
 
 QF_API qf_status
@@ -445,8 +452,9 @@ QF_API qf_status qf_sequence_rollback(qf_sequence* sequence);
 QF_API qf_status qf_sequence_clear(qf_sequence* sequence);
 
 /* The rows stored for one group (batch * kv_heads + head) of a layer: original
- * positions, scores, keys [rows, key_dim], values [rows, value_dim].
- * QF_INVALID_ARGUMENT for a layer or group that does not exist. */
+ * positions, scores, keys [rows, key_dim], values [rows, value_dim] in the
+ * dtype of the sequence. QF_INVALID_ARGUMENT for a layer or group that does not
+ * exist. */
 QF_API qf_status qf_sequence_positions(
     const qf_sequence* sequence,
     size_t layer,
@@ -493,10 +501,11 @@ typedef struct qf_sequence_stats {
 QF_API qf_status qf_sequence_get_stats(
     const qf_sequence* sequence, qf_sequence_stats* out, size_t struct_size);
 
-/* As for a qf_cache; in a sequence of the same layers, dtype, policy and
- * filters, and QF_INVALID_ARGUMENT while a micro-batch is open. Restoring needs
- * room for old and new rows within byte_limit, else QF_MEMORY_LIMIT, and
- * kv_bytes_peak shows both; qf_sequence_clear() first makes room. */
+/* As for a qf_cache; in a sequence of the same layers, dtype, row format,
+ * policy and filters, and QF_INVALID_ARGUMENT while a micro-batch is open.
+ * Restoring needs room for old and new rows within byte_limit, else
+ * QF_MEMORY_LIMIT, and kv_bytes_peak shows both; qf_sequence_clear() first
+ * makes room. */
 QF_API qf_status qf_sequence_save(
     const qf_sequence* sequence, void* out, size_t capacity, size_t* size);
 QF_API qf_status

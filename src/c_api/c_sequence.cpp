@@ -16,6 +16,7 @@ using qfilters::KVStore;
 using qfilters::LayerShape;
 using qfilters::Policy;
 using qfilters::PolicyOptions;
+using qfilters::RowFormat;
 using qfilters::RowOrder;
 using qfilters::SequenceCache;
 using qfilters::SequenceOptions;
@@ -41,7 +42,8 @@ qf_sequence_config default_config() {
       policy.interval,
       policy.sign,
       policy.seed,
-      QF_ROWS_TEMPORAL};
+      QF_ROWS_TEMPORAL,
+      QF_ROW_FORMAT_SAME};
 }
 
 RowOrder order_of(std::int32_t order) {
@@ -50,6 +52,15 @@ RowOrder order_of(std::int32_t order) {
   throw Error(
       ErrorKind::kInvalidArgument,
       "row_order=" + std::to_string(order) + " is none of the QF_ROWS_*");
+}
+
+RowFormat format_of(std::int32_t format) {
+  if (format == QF_ROW_FORMAT_SAME) return RowFormat::kSame;
+  if (format == QF_ROW_FORMAT_INT8) return RowFormat::kInt8;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      "row_format=" + std::to_string(format) +
+          " is none of the QF_ROW_FORMAT_*");
 }
 
 std::vector<LayerShape> layers_of(const qf_layer* layers, std::size_t count) {
@@ -112,7 +123,8 @@ qf_status qf_sequence_create(
          c_api::dtype_of(c.dtype),
          c.byte_limit,
          c.threads,
-         order_of(c.row_order)})};
+         order_of(c.row_order),
+         format_of(c.row_format)})};
   });
 }
 

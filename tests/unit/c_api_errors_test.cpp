@@ -356,6 +356,9 @@ TEST_F(CApiErrorsTest, SequencesRefuseBadOptionsAndOrder) {
   config = sequence_config();
   config.row_order = 2;
   refuse(create("full", config), QF_INVALID_ARGUMENT, "row_order=2");
+  config = sequence_config();
+  config.row_format = 2;
+  refuse(create("full", config), QF_INVALID_ARGUMENT, "row_format=2");
 
   std::array<std::uint16_t, 8> halves{};
   const qf_tensor keys = qf_tensor_dense(halves.data(), QF_FLOAT16, 1, 2, 1, 4);

@@ -32,7 +32,10 @@ const Model& model() {
 }
 
 CSequence c_sequence(
-    const std::string& policy, const qf_filters* filters, RowOrder order) {
+    const std::string& policy,
+    const qf_filters* filters,
+    RowOrder order,
+    RowFormat format) {
   std::vector<qf_layer> layers;
   for (const LayerShape& l : model().layers) {
     layers.push_back({l.kv_heads, l.key_dim, l.value_dim, l.window});
@@ -45,6 +48,8 @@ CSequence c_sequence(
   config.recent = 5;
   config.interval = order == RowOrder::kSlot ? 0 : 6;
   config.row_order = order == RowOrder::kSlot ? QF_ROWS_SLOT : QF_ROWS_TEMPORAL;
+  EXPECT_EQ(config.row_format, QF_ROW_FORMAT_SAME);
+  if (format == RowFormat::kInt8) config.row_format = QF_ROW_FORMAT_INT8;
   config.seed = 7;
   config.threads = 2;
   qf_sequence* out = nullptr;
@@ -159,11 +164,12 @@ CFilters c_filters(const FilterBank& bank) {
   return CFilters(out);
 }
 
-TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
+void live_like_the_cpp_class(RowFormat format) {
   const auto names = Policy::names();
   for (std::size_t i = 0; i < 2 * names.size(); ++i) {
     const std::string_view name = names[i / 2];
     SequenceOptions options = model().options();
+    options.format = format;
     options.order = i % 2 == 0 ? RowOrder::kTemporal : RowOrder::kSlot;
     SCOPED_TRACE(std::string(name) + (i % 2 == 0 ? " temporal" : " slot"));
     PolicyOptions limits = test::budget(40, 3, 5, i % 2 == 0 ? 6 : 0);
@@ -174,7 +180,7 @@ TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
         options);
     const CFilters filters = c_filters(*model().filters_for(name));
     const CSequence sequence =
-        c_sequence(std::string(name), filters.get(), options.order);
+        c_sequence(std::string(name), filters.get(), options.order, format);
     for (const std::size_t count : {50U, 64U, 1U, 1U, 30U}) {
       append(sequence.get(), want.offset(), count);
       model().append(want, count);
@@ -197,6 +203,14 @@ TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
         qf_sequence_restore(sequence.get(), bytes.data(), bytes.size()), QF_OK);
     expect_same_rows(sequence.get(), want);
   }
+}
+
+TEST(CApiSequenceTest, LivesLikeTheCppClassUnderEveryPolicy) {
+  live_like_the_cpp_class(RowFormat::kSame);
+}
+
+TEST(CApiSequenceTest, LivesLikeTheCppClassWithInt8Rows) {
+  live_like_the_cpp_class(RowFormat::kInt8);
 }
 
 }  // namespace
