@@ -28,7 +28,8 @@ std::uint64_t unit_bytes(std::string_view unit) {
 }
 
 /// Bytes of one block for every head of every global layer.
-std::uint64_t block_bytes(std::span<const LayerShape> layers) {
+std::uint64_t block_bytes(
+    std::span<const LayerShape> layers, RowFormat format) {
   std::uint64_t bytes = 0;
   for (const LayerShape& layer : layers) {
     if (layer.window != 0) continue;
@@ -36,6 +37,7 @@ std::uint64_t block_bytes(std::span<const LayerShape> layers) {
     shape.kv_heads = layer.kv_heads;
     shape.key_dim = layer.key_dim;
     shape.value_dim = layer.value_dim;
+    shape.format = format;
     bytes += shape.block_bytes() * shape.groups();
   }
   return bytes;
@@ -87,7 +89,8 @@ std::size_t budget_rows(
     std::size_t tokens,
     std::span<const LayerShape> layers,
     std::size_t interval,
-    std::uint64_t reserved) {
+    std::uint64_t reserved,
+    RowFormat format) {
   if (budget.kind == Budget::Kind::kRows) return budget.amount;
   if (budget.kind == Budget::Kind::kShare) {
     // Percent times tokens first: exact for whole percents.
@@ -96,7 +99,7 @@ std::size_t budget_rows(
     if (rows < 1) refuse(budget.text + " of no tokens leaves no row");
     return static_cast<std::size_t>(rows);
   }
-  const std::uint64_t all_heads = block_bytes(layers);
+  const std::uint64_t all_heads = block_bytes(layers, format);
   if (all_heads == 0) {
     refuse("the model has no layer that a budget could bound");
   }

@@ -30,16 +30,17 @@ struct Budget {
 /// The one place where a budget becomes rows per KV head.
 ///
 /// A share is rounded up: ceil(share * tokens). Memory becomes the largest
-/// number of rows whose whole blocks (kBlockRows rows each), over every head of
-/// every global layer and with the `interval` rows a head may hold on top, fit
-/// into it beside the `reserved` bytes that are taken anyway (the cells of one
-/// micro-batch). What windowed layers store lives outside the budget. Throws
-/// Error kInvalidArgument when no row is left.
+/// number of rows whose whole blocks (kBlockRows rows of `format`), over every
+/// head of every global layer and with the `interval` rows a head may hold on
+/// top, fit into it beside the `reserved` bytes that are taken anyway (the
+/// cells of one micro-batch). What windowed layers store lives outside the
+/// budget. Throws Error kInvalidArgument when no row is left.
 [[nodiscard]] std::size_t budget_rows(
     const Budget& budget,
     std::size_t tokens,
     std::span<const LayerShape> layers,
     std::size_t interval,
-    std::uint64_t reserved);
+    std::uint64_t reserved,
+    RowFormat format = RowFormat::kSame);
 
 }  // namespace qfilters::eval

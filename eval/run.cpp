@@ -33,6 +33,10 @@ double rate(std::size_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
 }
 
+RowFormat format_of(const RunSpec& spec) {
+  return spec.cache_type == "int8" ? RowFormat::kInt8 : RowFormat::kSame;
+}
+
 std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
   if (spec.policy == "streaming" || budget <= spec.sinks) return 0;
   const std::size_t share = spec.policy == kAuto ? 4 : 2;
@@ -87,6 +91,9 @@ void check_spec(const RunSpec& spec) {
         "threads: " + std::to_string(spec.threads) + " is not in 1.." +
         std::to_string(kMostThreads));
   }
+  if (spec.cache_type != "f16" && spec.cache_type != "int8") {
+    refuse("cache type: '" + spec.cache_type + "' is not one of f16, int8");
+  }
   const std::string& type = spec.llama_cache_type;
   if (type != "f16" && type != "bf16" && type != "q8_0") {
     refuse("cache type: '" + type + "' is not one of f16, bf16, q8_0");
@@ -130,7 +137,8 @@ std::optional<Limits> limits_of(
         tokens,
         layers,
         interval,
-        llama::native_kv_bytes(layers, spec.chunk));
+        llama::native_kv_bytes(layers, spec.chunk),
+        format_of(spec));
   };
   Limits limits;
   limits.interval = spec.interval.value_or(kBlockRows);
@@ -186,6 +194,7 @@ std::unique_ptr<llama::Session> open_session(
   llama::SessionOptions options;
   options.chunk = spec.chunk;
   options.threads = spec.threads;
+  options.format = format_of(spec);
   if (spec.policy == kLlama) {
     llama::BaselineOptions baseline;
     baseline.context = tokens;
@@ -254,6 +263,9 @@ Json to_json(const RunRecord& record) {
         {"flash_attention", record.spec.llama_flash_attention},
         {"cache_type", record.spec.llama_cache_type}};
   }
+  json["cache_type"] = record.spec.policy == kLlama
+                           ? record.spec.llama_cache_type
+                           : record.spec.cache_type;
   json["budget"] = limit(&Limits::budget);
   json["sink"] = limit(&Limits::sinks);
   json["recent"] = limit(&Limits::recent);

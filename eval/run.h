@@ -42,6 +42,7 @@ struct RunSpec {
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the policy `random`
   std::string protocol = "streaming";
+  std::string cache_type = "f16";        ///< or int8; not policy `llama`
   bool llama_flash_attention = false;    ///< policy `llama` only
   std::string llama_cache_type = "f16";  ///< policy `llama` only
 };

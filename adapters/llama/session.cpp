@@ -27,7 +27,8 @@ class EngineSession final : public Session {
              // What evicts in every step does not move rows for it.
              policy.bounded() && policy.options().interval == 0
                  ? RowOrder::kSlot
-                 : RowOrder::kTemporal})) {}
+                 : RowOrder::kTemporal,
+             options.format})) {}
 
   [[nodiscard]] const float* logits(std::size_t i) const override {
     return engine_.logits(i);

@@ -94,7 +94,8 @@ class Session {
 struct SessionOptions {
   std::size_t chunk = 256;  ///< tokens per micro-batch
   int threads = 1;
-  std::size_t byte_limit = 0;  ///< of stored rows, 0 = none
+  std::size_t byte_limit = 0;           ///< of stored rows, 0 = none
+  RowFormat format = RowFormat::kSame;  ///< our cache only
 };
 
 /// Our cache and our attention inside llama.cpp (Engine + SequenceCache).

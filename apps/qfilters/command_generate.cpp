@@ -240,6 +240,9 @@ void print_summary(
         record.limits->recent,
         record.limits->interval);
   }
+  if (record.spec.cache_type != "f16") {
+    fmt::print(stderr, ", rows as {}", record.spec.cache_type);
+  }
   fmt::print(
       stderr,
       "\ntokens seen   {} ({}generated {}, stopped: {})\n",

@@ -137,6 +137,13 @@ void add_run_options(
       command, "--seed", options.seed, "Seed of sampling and of policy random");
   command
       .add_option(
+          "--cache-type",
+          options.cache_type,
+          "How rows are stored, but for policy llama: f16, or int8 in about "
+          "half the memory, rounded")
+      ->capture_default_str();
+  command
+      .add_option(
           "--llama-flash-attn",
           options.llama_flash_attention,
           "Policy llama: on or off; off is the faster one on CPUs")
@@ -162,6 +169,7 @@ std::vector<eval::RunSpec> make_specs(const RunOptions& options) {
   base.threads = options.common.threads;
   base.seed = options.seed;
   base.protocol = options.protocol;
+  base.cache_type = options.cache_type;
   base.llama_cache_type = options.llama_cache_type;
   base.llama_flash_attention = options.llama_flash_attention == "on";
   if (!base.llama_flash_attention && options.llama_flash_attention != "off") {

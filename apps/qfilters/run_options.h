@@ -34,6 +34,7 @@ struct RunOptions {
   std::size_t chunk = 256;
   std::uint64_t seed = 0;
   int gpu_layers = 0;
+  std::string cache_type = "f16";
   std::string llama_flash_attention = "off";
   std::string llama_cache_type = "f16";
   std::string protocol = "streaming";

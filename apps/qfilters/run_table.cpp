@@ -120,6 +120,8 @@ std::string label_of(const Json& run) {
     const Json& llama = run["llama"];
     label += llama["flash_attention"].get<bool>() ? ", flash, " : ", ";
     label += llama["cache_type"].get<std::string>();
+  } else if (run["cache_type"] != "f16") {
+    label += ", " + run["cache_type"].get<std::string>();
   }
   return label;
 }

@@ -26,7 +26,7 @@ auto accepted(Call&& call) -> std::optional<decltype(call())> {
   }
 }
 
-void check(std::string_view text) {
+void check(std::string_view text, RowFormat format) {
   const auto budget = accepted([&] { return eval::parse_budget(text); });
   if (!budget) return;
   require(
@@ -39,7 +39,8 @@ void check(std::string_view text) {
   constexpr std::uint64_t kReserved = 4096;
   const std::vector<LayerShape> layers = {{2, 4, 4, 0}, {1, 8, 8, 100}};
   const auto rows = accepted([&] {
-    return eval::budget_rows(*budget, kTokens, layers, kInterval, kReserved);
+    return eval::budget_rows(
+        *budget, kTokens, layers, kInterval, kReserved, format);
   });
   if (!rows) return;
   require(*rows > 0, "a budget of no rows is accepted");
@@ -47,7 +48,7 @@ void check(std::string_view text) {
     require(*rows <= kTokens, "a share is more than the whole");
   }
   if (budget->kind == Budget::Kind::kBytes) {
-    const RowShape shape{1, 2, 4, 4, DType::kFloat16};
+    const RowShape shape{1, 2, 4, 4, DType::kFloat16, format};
     const std::uint64_t blocks =
         (*rows + kInterval + kBlockRows - 1) / kBlockRows;
     require(
@@ -62,6 +63,9 @@ void check(std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
-  qfilters::fuzz::check({reinterpret_cast<const char*>(data), size});
+  for (const auto format :
+       {qfilters::RowFormat::kSame, qfilters::RowFormat::kInt8}) {
+    qfilters::fuzz::check({reinterpret_cast<const char*>(data), size}, format);
+  }
   return 0;
 }

@@ -92,6 +92,7 @@ class UsageTest(CliTest):
             ("--top-p 2", "top-p"),
             ("--threads 0", "threads"),
             ("--chunk 0", "chunk"),
+            ("--cache-type q8_0", "'q8_0' is not one of f16, int8"),
             ("--llama-flash-attn maybe", "'maybe' is neither on nor off"),
             ("--llama-cache-type q8_0 --policy llama", "flash attention"),
             ("--chat", "--chat takes its messages from stdin"),

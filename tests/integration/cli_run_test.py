@@ -147,6 +147,21 @@ class GenerateTest(CliTest):
         self.assertLessEqual(kv_bytes["peak"], (192 + 64 + 256) * ROW_BYTES)
         self.assertEqual(kv_bytes["full"], offset * ROW_BYTES)
 
+    def test_int8_rows_take_about_half_the_memory(self):
+        words = "-n 4 --policy full --chunk 128"
+        _, same = self.generate(words, "--prompt", PROMPT)
+        _, int8 = self.generate(
+            words + " --cache-type int8", "--prompt", PROMPT
+        )
+        self.assertEqual(same["cache_type"], "f16")
+        self.assertEqual(int8["cache_type"], "int8")
+        # A head's row: 64 + 64 elements, and two float32 scales.
+        self.assertEqual(same["kv_bytes"]["full"] % 256, 0)
+        self.assertEqual(
+            int8["kv_bytes"]["full"] * 256, same["kv_bytes"]["full"] * 136
+        )
+        self.assertLess(int8["kv_bytes"]["peak"], same["kv_bytes"]["peak"])
+
     def test_takes_budgets_in_three_forms(self):
         for budget, rows in (("40", 40), ("50%", 10), ("10MiB", 128)):
             _, result = self.generate(
@@ -335,6 +350,13 @@ class EvalTest(CliTest):
         for each in result["runs"]:
             self.check_run(each)
         return table, result["runs"]
+
+    def test_int8_rows_cost_next_to_nothing(self):
+        words = "--policy full --cache-type "
+        _, (same,) = self.perplexity(words + "f16", tokens=320)
+        _, (int8,) = self.perplexity(words + "int8", tokens=320)
+        self.assertNotEqual(int8["mean_nll"], same["mean_nll"])
+        self.assertLess(abs(int8["mean_nll"] - same["mean_nll"]), 0.02)
 
     def test_our_full_cache_agrees_with_llama(self):
         _, (llama, full) = self.perplexity("--policy llama,full", tokens=320)

@@ -205,6 +205,7 @@ class StateTest(CliTest):
             ("--recent 23 --interval 8 --budget 64", ["'recent 24'"]),
             ("--recent 24 --interval 9 --budget 64", ["'interval 8'"]),
             (RUN + "--sink 3", ["'sinks 4'"]),
+            (RUN + "--cache-type int8", ["'dtype float16'", "as int8'"]),
             (RUN + "--policy knorm", ["'policy auto'"]),
             (RUN + "--policy full", ["'policy auto'"]),
             (RUN + "--policy llama", ["llama.cpp's own cache"]),

@@ -84,6 +84,13 @@ TEST(BudgetTest, LeavesRoomForWhatIsTakenAnyway) {
       IsError(ErrorKind::kInvalidArgument, "take 5536KiB here"));
 }
 
+TEST(BudgetTest, CountsTheBytesOfTheRowsAsTheyAreStored) {
+  // An int8 row has 8 bytes of scales: 765 KiB a block of all heads.
+  const Budget budget = parse_budget("1530KiB");
+  EXPECT_EQ(budget_rows(budget, 1, kLayers, 0, 0, RowFormat::kInt8), 2U * 64);
+  EXPECT_EQ(budget_rows(budget, 1, kLayers, 0, 0), 1U * 64);
+}
+
 TEST(BudgetTest, CountsGlobalLayersOnly) {
   std::vector<LayerShape> layers = kLayers;
   for (std::size_t l = 0; l < 15; ++l) {

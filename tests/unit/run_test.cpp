@@ -99,6 +99,17 @@ TEST(RunTest, RefusesABudgetOfProtectedRowsOnly) {
       error_of([&] { (void)limits_of(spec("random", "4"), 10, kLayers); }));
 }
 
+TEST(RunTest, MemoryHoldsMoreInt8Rows) {
+  // Two layers of 3 heads: 96 KiB a block of 16-bit rows, 51 KiB of int8.
+  RunSpec memory = spec("streaming", "4MiB");
+  const Limits same = limits_of(memory, 100, kLayers).value();
+  memory.cache_type = "int8";
+  const Limits int8 = limits_of(memory, 100, kLayers).value();
+  // Beside llama.cpp's own 256 cells: 384 KiB.
+  EXPECT_EQ(same.budget + same.interval, (4096U - 384) / 96 * 64);
+  EXPECT_EQ(int8.budget + int8.interval, (4096U - 384) / 51 * 64);
+}
+
 TEST(RunTest, ChecksASpecWithoutAModel) {
   EXPECT_NO_THROW(check_spec(spec("llama", "512")));
   EXPECT_THAT(
@@ -124,6 +135,13 @@ TEST(RunTest, ChecksASpecWithoutAModel) {
   EXPECT_THAT(
       error_of([&] { check_spec(bad); }),
       IsError(ErrorKind::kInvalidArgument, "threads: 513 is not in 1..512"));
+  bad = spec("full", "1");
+  bad.cache_type = "int8";
+  EXPECT_NO_THROW(check_spec(bad));
+  bad.cache_type = "q8_0";
+  EXPECT_THAT(
+      error_of([&] { check_spec(bad); }),
+      IsError(ErrorKind::kInvalidArgument, "'q8_0' is not one of f16, int8"));
   bad = spec("llama", "1");
   bad.llama_cache_type = "q8_0";
   EXPECT_THAT(
@@ -147,27 +165,16 @@ TEST(RunTest, WritesEveryKeyOfTheContract) {
   record.decode_tokens = 64;
   const Json json = to_json(record);
   for (const char* key :
-       {"policy",
-        "budget",
-        "sink",
-        "recent",
-        "interval",
-        "chunk",
-        "threads",
-        "isa",
-        "tokens",
-        "offset",
-        "rows_kept",
-        "rows_kept_min",
-        "rows_kept_max",
-        "evictions",
-        "kv_bytes",
-        "seconds",
-        "tokens_per_second",
-        "peak_rss_bytes",
-        "model"}) {
+       {"policy",         "cache_type",    "budget",
+        "sink",           "recent",        "interval",
+        "chunk",          "threads",       "isa",
+        "tokens",         "offset",        "rows_kept",
+        "rows_kept_min",  "rows_kept_max", "evictions",
+        "kv_bytes",       "seconds",       "tokens_per_second",
+        "peak_rss_bytes", "model"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
+  EXPECT_EQ(json["cache_type"], "f16");
   EXPECT_EQ(json["budget"], 1024);
   EXPECT_EQ(json["recent"], 512);
   EXPECT_EQ(json["tokens"], 4160);
