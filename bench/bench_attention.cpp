@@ -33,7 +33,8 @@ std::vector<std::uint16_t> halves(std::size_t count) {
 // attention_shapes.h.
 class Attention {
  public:
-  explicit Attention(const benchmark::State& state)
+  explicit Attention(
+      const benchmark::State& state, RowFormat format = RowFormat::kSame)
       : rows_(static_cast<std::size_t>(state.range(0))),
         tokens_(static_cast<std::size_t>(state.range(1))),
         kv_heads_(static_cast<std::size_t>(state.range(2))),
@@ -42,7 +43,7 @@ class Attention {
         fill_(halves(rows_ * kv_heads_ * dim_)),
         query_(heads_ * tokens_ * dim_, 0.1F),
         out_(query_.size()),
-        cache_({{kv_heads_, dim_, dim_}}, Policy::full()) {
+        cache_({{kv_heads_, dim_, dim_}}, Policy::full(), options(format)) {
     append(rows_ - tokens_);
     cache_.commit();
     append(tokens_);
@@ -59,6 +60,12 @@ class Attention {
   }
 
  private:
+  static SequenceOptions options(RowFormat format) {
+    SequenceOptions out;
+    out.format = format;
+    return out;
+  }
+
   void append(std::size_t count) {
     const auto view = TensorView::dense(
         fill_.data(), DType::kFloat16, 1, kv_heads_, count, dim_);
@@ -84,12 +91,26 @@ void BM_Attend(benchmark::State& state) {
   count_attention(state);
 }
 
+// The same rows as int8: bytes and operations count as those of BM_Attend.
+void BM_AttendInt8(benchmark::State& state) {
+  Attention attention(state, RowFormat::kInt8);
+  for (auto _ : state)
+    attention.compute({});
+  count_attention(state);
+}
+
 BENCHMARK(BM_Attend)
     ->Apply(model_shapes)
     ->Args({1024, 1, 3, 3, 64})
     ->Args({4096, 1, 8, 4, 128})
     ->Args({4096, 256, 8, 4, 128})
     ->Args({2048, 2048, 8, 4, 128});
+
+BENCHMARK(BM_AttendInt8)
+    ->Apply(model_shapes)
+    ->Args({1024, 1, 3, 3, 64})
+    ->Args({4096, 1, 8, 4, 128})
+    ->Args({4096, 256, 8, 4, 128});
 
 // Whether `count` threads at once each get a core of their own: their
 // processor time is as long as the time on the wall.
