@@ -394,6 +394,9 @@ enum {
   QF_ROW_FORMAT_INT8 = 1  /* about half the bytes, rounded */
 };
 
+/* Who shares a budget: BudgetRule in policy.h. */
+enum { QF_RULE_UNIFORM = 0, QF_RULE_PER_LAYER = 1, QF_RULE_SHARED = 2 };
+
 /* See sequence_cache.h and policy.h. */
 typedef struct qf_sequence_config {
   size_t struct_size; /* set by qf_sequence_config_init() */
@@ -409,13 +412,17 @@ typedef struct qf_sequence_config {
   uint64_t seed;      /* policy random */
   int32_t row_order;  /* QF_ROWS_*; never changes which rows are kept */
   int32_t row_format; /* QF_ROW_FORMAT_*: how rows are stored */
+  int32_t rule;       /* QF_RULE_*; policy auto is made for QF_RULE_SHARED */
+  double floor;       /* share of the budget each sharing head keeps */
+  size_t block;       /* rows that are chosen together */
 } qf_sequence_config;
 
 QF_API qf_status
 qf_sequence_config_init(qf_sequence_config* config, size_t struct_size);
 
-/* `policy` is full, qfilters, streaming, knorm or random; `filters` is needed
- * by qfilters only, else it may be NULL, as `config` may: the defaults.
+/* `policy` is full, auto, qfilters, streaming, knorm or random; `filters` are
+ * needed by auto and qfilters, each its own kind, else they may be NULL, as
+ * `config` may: the defaults.
  * QF_INVALID_ARGUMENT for bad values, QF_MISMATCH for filters that do not fit
  * the layers. */
 QF_API qf_status qf_sequence_create(

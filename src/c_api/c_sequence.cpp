@@ -10,6 +10,7 @@
 
 namespace c_api = qfilters::c_api;
 
+using qfilters::BudgetRule;
 using qfilters::Error;
 using qfilters::ErrorKind;
 using qfilters::KVStore;
@@ -43,7 +44,10 @@ qf_sequence_config default_config() {
       policy.sign,
       policy.seed,
       QF_ROWS_TEMPORAL,
-      QF_ROW_FORMAT_SAME};
+      QF_ROW_FORMAT_SAME,
+      QF_RULE_UNIFORM,
+      policy.floor,
+      policy.block};
 }
 
 RowOrder order_of(std::int32_t order) {
@@ -52,6 +56,15 @@ RowOrder order_of(std::int32_t order) {
   throw Error(
       ErrorKind::kInvalidArgument,
       "row_order=" + std::to_string(order) + " is none of the QF_ROWS_*");
+}
+
+BudgetRule rule_of(std::int32_t rule) {
+  if (rule == QF_RULE_UNIFORM) return BudgetRule::kUniform;
+  if (rule == QF_RULE_PER_LAYER) return BudgetRule::kPerLayer;
+  if (rule == QF_RULE_SHARED) return BudgetRule::kShared;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      "rule=" + std::to_string(rule) + " is none of the QF_RULE_*");
 }
 
 RowFormat format_of(std::int32_t format) {
@@ -111,6 +124,9 @@ qf_status qf_sequence_create(
     limits.budget = c.budget;
     limits.protection = {c.sinks, c.recent};
     limits.interval = c.interval;
+    limits.rule = rule_of(c.rule);
+    limits.floor = c.floor;
+    limits.block = c.block;
     limits.sign = c.sign;
     limits.seed = c.seed;
     *out = new qf_sequence{SequenceCache(

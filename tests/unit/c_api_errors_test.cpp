@@ -354,6 +354,15 @@ TEST_F(CApiErrorsTest, SequencesRefuseBadOptionsAndOrder) {
   config.dtype = -1;
   refuse(create("full", config), QF_INVALID_ARGUMENT, "dtype -1");
   config = sequence_config();
+  config.rule = 3;
+  refuse(create("full", config), QF_INVALID_ARGUMENT, "rule=3");
+  config = sequence_config();
+  config.block = 0;
+  refuse(create("knorm", config), QF_INVALID_ARGUMENT, "block=0");
+  config = sequence_config();
+  config.floor = -1;
+  refuse(create("knorm", config), QF_INVALID_ARGUMENT, "floor=-1");
+  config = sequence_config();
   config.row_order = 2;
   refuse(create("full", config), QF_INVALID_ARGUMENT, "row_order=2");
   config = sequence_config();

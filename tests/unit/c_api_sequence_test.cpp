@@ -50,6 +50,11 @@ CSequence c_sequence(
   config.row_order = order == RowOrder::kSlot ? QF_ROWS_SLOT : QF_ROWS_TEMPORAL;
   EXPECT_EQ(config.row_format, QF_ROW_FORMAT_SAME);
   if (format == RowFormat::kInt8) config.row_format = QF_ROW_FORMAT_INT8;
+  if (order == RowOrder::kTemporal) {
+    config.rule = QF_RULE_SHARED;
+    config.floor = 0.3;
+    config.block = 3;
+  }
   config.seed = 7;
   config.threads = 2;
   qf_sequence* out = nullptr;
@@ -174,6 +179,11 @@ void live_like_the_cpp_class(RowFormat format) {
     SCOPED_TRACE(std::string(name) + (i % 2 == 0 ? " temporal" : " slot"));
     PolicyOptions limits = test::budget(40, 3, 5, i % 2 == 0 ? 6 : 0);
     limits.seed = 7;
+    if (options.order == RowOrder::kTemporal) {
+      limits.rule = BudgetRule::kShared;
+      limits.floor = 0.3;
+      limits.block = 3;
+    }
     SequenceCache want(
         model().layers,
         Policy::make(name, limits, model().filters_for(name)),

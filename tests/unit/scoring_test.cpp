@@ -288,7 +288,7 @@ TEST(QFiltersScorerTest, RefusesLayersOfAnotherModel) {
   EXPECT_EQ(check(1, 3, 16), std::nullopt);
   EXPECT_THAT(
       check(0, 4, 16),
-      IsError(ErrorKind::kMismatch, "these have [3, 16]"));
+      IsError(ErrorKind::kMismatch, "the filters have [3, 16]"));
   EXPECT_THAT(check(0, 3, 8), IsError(ErrorKind::kMismatch, "[3, 8]"));
   EXPECT_THAT(check(2, 3, 16), IsError(ErrorKind::kMismatch, "2 layers"));
 }
