@@ -88,7 +88,7 @@ std::size_t budget_rows(
     const Budget& budget,
     std::size_t tokens,
     std::span<const LayerShape> layers,
-    std::size_t interval,
+    std::size_t on_top,
     std::uint64_t reserved,
     RowFormat format) {
   if (budget.kind == Budget::Kind::kRows) return budget.amount;
@@ -105,16 +105,16 @@ std::size_t budget_rows(
   }
   const std::uint64_t left = budget.amount - std::min(budget.amount, reserved);
   const std::uint64_t rows = left / all_heads * kBlockRows;
-  if (rows <= interval) {
-    const std::uint64_t blocks = interval / kBlockRows + 1;
+  if (rows <= on_top) {
+    const std::uint64_t blocks = on_top / kBlockRows + 1;
     refuse(
         budget.text + " leaves no row: one row a head, " +
-        std::to_string(interval) +
-        " (interval) on top and the cells of one step take " +
+        std::to_string(on_top) +
+        " rows (interval) on top and the cells of one step take " +
         std::to_string((blocks * all_heads + reserved + 1023) / 1024) +
         "KiB here");
   }
-  return static_cast<std::size_t>(rows - interval);
+  return static_cast<std::size_t>(rows - on_top);
 }
 
 }  // namespace qfilters::eval

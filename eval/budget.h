@@ -31,15 +31,16 @@ struct Budget {
 ///
 /// A share is rounded up: ceil(share * tokens). Memory becomes the largest
 /// number of rows whose whole blocks (kBlockRows rows of `format`), over every
-/// head of every global layer and with the `interval` rows a head may hold on
-/// top, fit into it beside the `reserved` bytes that are taken anyway (the
-/// cells of one micro-batch). What windowed layers store lives outside the
-/// budget. Throws Error kInvalidArgument when no row is left.
+/// head of every global layer and with the `on_top` rows a head may hold beyond
+/// them (the interval; for heads that share a budget also what their last
+/// blocks leave empty), fit into it beside the `reserved` bytes that are taken
+/// anyway (the cells of one micro-batch). What windowed layers store lives
+/// outside the budget. Throws Error kInvalidArgument when no row is left.
 [[nodiscard]] std::size_t budget_rows(
     const Budget& budget,
     std::size_t tokens,
     std::span<const LayerShape> layers,
-    std::size_t interval,
+    std::size_t on_top,
     std::uint64_t reserved,
     RowFormat format = RowFormat::kSame);
 

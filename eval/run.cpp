@@ -131,12 +131,15 @@ std::optional<Limits> limits_of(
     std::size_t tokens,
     std::span<const LayerShape> layers) {
   if (!is_bounded(spec.policy)) return std::nullopt;
+  // Heads of different row counts each leave a part of a block empty.
+  const std::size_t unused =
+      rule_of(spec) == BudgetRule::kUniform ? 0 : kBlockRows - 1;
   const auto rows_beside = [&](std::size_t interval) {
     return budget_rows(
         spec.budget,
         tokens,
         layers,
-        interval,
+        interval + unused,
         llama::native_kv_bytes(layers, spec.chunk),
         format_of(spec));
   };

@@ -36,8 +36,8 @@ struct RunSpec {
   std::optional<std::size_t> interval;  ///< see limits_of() for the default
   /// uniform, per-layer or shared (BudgetRule); by default the policy's own.
   std::optional<std::string> rule;
-  double floor = 0.2;                   ///< see PolicyOptions
-  std::size_t block = 1;                ///< see PolicyOptions
+  double floor = 0.2;     ///< see PolicyOptions
+  std::size_t block = 1;  ///< see PolicyOptions
   std::size_t chunk = 256;
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the policy `random`

@@ -173,6 +173,22 @@ class GenerateTest(CliTest):
             self.assertEqual(result["recent"], 0)
             self.assertLessEqual(result["kv_bytes"]["peak"], 10 << 20)
 
+    def test_heads_that_share_a_budget_stay_within_its_memory(self):
+        prompt = self.folder / "prompt.txt"
+        with open(TEXT) as text:
+            prompt.write_text(text.read(4000))
+        for interval in ("", "--interval 0 "):
+            _, result = self.generate(
+                f"{interval}--budget 12MiB --chunk 64 -n 8",
+                *with_filters(),
+                "--prompt-file",
+                prompt,
+            )
+            self.assertGreater(result["rows_kept_max"], result["budget"])
+            peak = result["kv_bytes"]["peak"]
+            self.assertLessEqual(peak, 12 << 20)
+            self.assertGreater(peak, 9 << 20)
+
     def test_every_policy_generates(self):
         for policy in (
             "llama",
