@@ -170,6 +170,21 @@ void Engine::check_cells(const AttentionNode& node, std::size_t window) {
   }
 }
 
+AttentionStatistics* Engine::statistics_of(std::size_t slot) {
+  const auto needs = cache_->attention_needs(slot);
+  if (needs && on_statistics_) {
+    fail(
+        ErrorKind::kInvalidArgument,
+        "policy " + std::string(cache_->policy().name()) +
+            " needs the attention that on_statistics() asks for");
+  }
+  if (needs) {
+    statistics_.kind = needs->kind;
+    statistics_.last_queries = needs->last_queries;
+  }
+  return needs || on_statistics_ ? &statistics_ : nullptr;
+}
+
 void Engine::on_attention(const AttentionNode& node) {
   const auto index = static_cast<std::size_t>(node.layer);
   const std::size_t slot = index < slots_.size() ? slots_[index] : kNoSlot;
@@ -190,12 +205,9 @@ void Engine::on_attention(const AttentionNode& node) {
   options.window = layer.window;
   options.threads = threads_;
   attend(
-      node.queries,
-      cache_->rows(slot),
-      options,
-      node.out,
-      on_statistics_ ? &statistics_ : nullptr);
+      node.queries, cache_->rows(slot), options, node.out, statistics_of(slot));
   if (on_statistics_) on_statistics_(slot, statistics_);
+  if (cache_->attention_needs(slot)) cache_->observe(slot, statistics_);
   ++layers_done_;
 }
 

@@ -56,7 +56,8 @@ class Engine {
 
   /// Called after every attention node with what attend() collected there;
   /// `kind` and `last_queries` as in AttentionStatistics. What it throws fails
-  /// the step.
+  /// the step, and so does a cache whose policy looks at attention itself
+  /// (Error kInvalidArgument).
   void on_statistics(
       AttentionStatistics::Kind kind,
       std::size_t last_queries,
@@ -88,6 +89,8 @@ class Engine {
   void check_cache(const SequenceCache& cache) const;
   void on_attention(const AttentionNode& node);
   void check_cells(const AttentionNode& node, std::size_t window);
+  /// What attend() is to collect at this layer, if anything.
+  [[nodiscard]] AttentionStatistics* statistics_of(std::size_t slot);
 
   std::shared_ptr<const Model> model_;
   std::size_t chunk_ = 0;

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "qfilters/scoring.h"
 #include "qfilters/selection.h"
@@ -40,6 +41,10 @@ struct PolicyOptions {
   std::size_t block = 1;
   int sign = 1;            ///< qfilters only: +1 as published, -1 inverted
   std::uint64_t seed = 0;  ///< random only
+  /// Rows each head of layer l keeps instead of `budget`, for every layer of
+  /// the model (windowed ones too, which ignore it); empty: all keep `budget`.
+  /// Not for kShared, where layers have no budget of their own.
+  std::vector<std::size_t> layer_budgets;
 };
 
 /// An immutable value: a scorer, a budget and what is protected.
@@ -50,9 +55,9 @@ class Policy {
 
   /// By name: full, auto, qfilters, streaming, knorm, random. auto and qfilters
   /// need `filters`, each its own kind (see scoring.h). Throws Error
-  /// kInvalidArgument for an unknown name, for sinks + recent >= budget, a
-  /// block of 0 or beyond kMostSize, a floor outside 0..1, or when filters are
-  /// missing.
+  /// kInvalidArgument for an unknown name, for sinks + recent >= a budget, a
+  /// block of 0 or beyond kMostSize, a floor outside 0..1, budgets of layers
+  /// under kShared, or when filters are missing.
   static Policy make(
       std::string_view name,
       const PolicyOptions& options,
@@ -75,23 +80,30 @@ class Policy {
     return options_;
   }
 
+  /// Rows each head of a layer keeps (on average where heads share).
+  [[nodiscard]] std::size_t budget(std::size_t layer = 0) const noexcept {
+    return layer < options_.layer_budgets.size() ? options_.layer_budgets[layer]
+                                                 : options_.budget;
+  }
+
   /// Rows that `heads` heads which share their budget and hold `rows` together
-  /// keep at a commit (the eviction rule).
+  /// keep at a commit (the eviction rule); `layer` is that of the first.
   [[nodiscard]] std::size_t rows_after_commit(
-      std::size_t rows, std::size_t heads = 1) const noexcept {
+      std::size_t rows,
+      std::size_t heads = 1,
+      std::size_t layer = 0) const noexcept {
     // Divided, so that huge limits cannot wrap around.
-    const std::size_t each = rows / heads;
-    const bool over =
-        bounded() && each >= options_.budget &&
-        rows > heads * options_.budget &&
-        (rows - heads * options_.budget) / heads >= options_.interval;
-    return over ? heads * options_.budget : rows;
+    const std::size_t keep = budget(layer);
+    const bool over = bounded() && rows / heads >= keep &&
+                      rows > heads * keep &&
+                      (rows - heads * keep) / heads >= options_.interval;
+    return over ? heads * keep : rows;
   }
 
   /// Rows each of some sharing heads keeps in any case, if it has them.
-  [[nodiscard]] std::size_t least_rows() const noexcept {
+  [[nodiscard]] std::size_t least_rows(std::size_t layer = 0) const noexcept {
     return static_cast<std::size_t>(
-        options_.floor * static_cast<double>(options_.budget));
+        options_.floor * static_cast<double>(budget(layer)));
   }
 
  private:

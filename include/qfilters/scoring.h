@@ -3,10 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "qfilters/attention.h"
 #include "qfilters/filter_bank.h"
 #include "qfilters/rows_view.h"
 #include "qfilters/tensor_view.h"
@@ -50,6 +53,26 @@ void key_norms(
 /// Error kShape unless `out` has that size. O(rows * key_dim).
 void read_keys(const RowsView& rows, std::size_t group, std::span<float> out);
 
+/// The same as blocks hold them, [tiles][key_dim][kBlockRows]: row r is slot
+/// r % kBlockRows of tile r / kBlockRows; slots behind the last row are 0.
+/// Several times as fast as read_keys(), and sums along rows need no
+/// horizontal step. Throws Error kShape unless `out` has
+/// key_tile_floats(rows, group) values. O(rows * key_dim).
+void read_key_tiles(
+    const RowsView& rows, std::size_t group, std::span<float> out);
+
+[[nodiscard]] std::size_t key_tile_floats(
+    const RowsView& rows, std::size_t group) noexcept;
+
+/// The key-SVD fallback's direction for one head: the top eigenvector of the
+/// mean-centred covariance of `keys` [rows, dim], a unit vector whose largest
+/// component by magnitude is positive (the first one on ties). One row, or
+/// rows that are all the same, give the last unit vector. A non-finite key
+/// gives a vector of NaN: nothing can be said about such rows.
+/// O(rows * dim^2 + dim^3).
+[[nodiscard]] std::vector<float> key_direction(
+    std::span<const float> keys, std::size_t rows, std::size_t dim);
+
 /// The rows a scorer sees when they enter the cache: one KV head.
 struct ScoreInput {
   std::size_t layer = 0;
@@ -67,8 +90,32 @@ struct RescoreInput {
   const RowsView& rows;
 };
 
-/// Gives each new row one score; larger = keep. A score is computed once,
-/// when the row enters, and stays with it. Immutable and thread safe.
+/// Which AttentionStatistics of a micro-batch a scorer looks at.
+struct AttentionNeeds {
+  AttentionStatistics::Kind kind = AttentionStatistics::Kind::kSum;
+  std::size_t last_queries = 0;  ///< at the end of the micro-batch; 0: all
+
+  friend bool operator==(const AttentionNeeds&, const AttentionNeeds&) =
+      default;
+};
+
+/// One head, and how much the open micro-batch attends to its rows.
+struct ObserveInput {
+  std::size_t layer = 0;
+  std::size_t batch = 0;
+  std::size_t kv_head = 0;
+  const RowsView& rows;
+  /// [group][row of the view] of the whole layer, of the kind asked for.
+  const std::vector<std::vector<float>>& attention;
+
+  [[nodiscard]] std::size_t group() const noexcept {
+    return batch * rows.shape().kv_heads + kv_head;
+  }
+};
+
+/// Gives each new row one score; larger = keep. It stays with the row; a
+/// scorer that looks at attention updates it with every micro-batch. Immutable
+/// and thread safe.
 class Scorer {
  public:
   Scorer() = default;
@@ -92,12 +139,26 @@ class Scorer {
   /// Writes one score per token of in.keys.
   virtual void score(const ScoreInput& in, std::span<float> out) const = 0;
 
-  /// Whether a row's score is that of its entry whatever else is there.
-  [[nodiscard]] virtual bool frozen() const noexcept { return true; }
+  /// What it must see of each micro-batch's attention, if anything. attend()
+  /// then reads the keys of the queries that count twice.
+  [[nodiscard]] virtual std::optional<AttentionNeeds> attention()
+      const noexcept {
+    return std::nullopt;
+  }
 
-  /// Not frozen: called before rows of a head are chosen, with the scores of
-  /// their entry in the order of the view; writes the scores to choose by.
-  /// Those of the entry stay with the rows.
+  /// With attention() only: called for each head of a micro-batch with the
+  /// scores of the view's rows, stored and new; updates them. Where the past
+  /// was not seen (the policy is new) scores are those of score().
+  virtual void observe(const ObserveInput& in, std::span<float> scores) const;
+
+  /// Whether a row's score is that of its entry whatever else is there.
+  [[nodiscard]] virtual bool frozen() const noexcept {
+    return !attention().has_value();
+  }
+
+  /// Not frozen: called before rows of a head are chosen, with their scores in
+  /// the order of the view; writes the scores to choose by. The rows keep those
+  /// they had.
   virtual void rescore(const RescoreInput& in, std::span<float> scores) const;
 };
 

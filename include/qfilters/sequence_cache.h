@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "qfilters/attention.h"
 #include "qfilters/kv_store.h"
 #include "qfilters/policy.h"
 #include "qfilters/row_pool.h"
@@ -70,7 +72,8 @@ struct SequenceStats {
 ///
 ///   cache.begin(tokens);
 ///   for each layer: cache.append(l, keys, values);
-///                   attend(queries, cache.rows(l), ...);
+///                   attend(queries, cache.rows(l), ..., &statistics);
+///                   cache.observe(l, statistics);  // if attention_needs(l)
 ///   cache.commit();            // or rollback(): as if it had not happened
 ///
 /// New rows are borrowed until commit() or rollback(): rows that only pass
@@ -85,7 +88,7 @@ class SequenceCache {
  public:
   /// Throws Error kInvalidArgument for no layers, a size of zero or beyond
   /// limits.h, a bad dtype or row format, kMismatch when the policy cannot
-  /// score these layers.
+  /// score these layers or has budgets for another number of them.
   SequenceCache(
       std::vector<LayerShape> layers,
       Policy policy,
@@ -105,13 +108,28 @@ class SequenceCache {
   void append(
       std::size_t layer, const TensorView& keys, const TensorView& values);
 
+  /// The statistics of attention that the policy must see of this layer; none
+  /// for most policies and for windowed layers. Throws Error kInvalidArgument
+  /// for a layer that does not exist.
+  [[nodiscard]] std::optional<AttentionNeeds> attention_needs(
+      std::size_t layer) const;
+
+  /// Tells the policy's scorer how the open micro-batch attends to rows(layer):
+  /// after append(), once. Scores of stored rows change at commit() only.
+  /// Throws Error kInvalidArgument when nothing is open, the layer has no rows
+  /// yet, was observed already, or needs nothing, or for another kind of
+  /// statistics than it needs; kShape for other rows than rows(layer) has.
+  /// Nothing changes then. O(rows) and what the scorer adds.
+  void observe(std::size_t layer, const AttentionStatistics& statistics);
+
   /// Stored rows, and the new ones once they are appended.
   [[nodiscard]] RowsView rows(std::size_t layer) const;
 
   /// Stores the micro-batch and evicts down to the budget. All layers or
-  /// none: throws Error kInvalidArgument when a layer has no rows yet,
-  /// kMemoryLimit or std::bad_alloc without memory; the micro-batch is still
-  /// open then and nothing has changed.
+  /// none: throws Error kInvalidArgument when a layer has no rows yet or was
+  /// not observed though the policy needs it, kMemoryLimit or std::bad_alloc
+  /// without memory; the micro-batch is still open then and nothing has
+  /// changed.
   void commit();
 
   /// Forgets the open micro-batch; without one it does nothing.
@@ -119,7 +137,8 @@ class SequenceCache {
 
   /// Changes the policy between micro-batches: stored rows, int8 ones as they
   /// read back, are scored again by its scorer, nothing is evicted before the
-  /// next commit. Throws Error kInvalidArgument while a micro-batch is open,
+  /// next commit. Attention of the past is gone: a scorer that needs it starts
+  /// from score(). Throws Error kInvalidArgument while a micro-batch is open,
   /// kMismatch as the constructor; nothing changes then. O(rows * key_dim).
   void set_policy(Policy policy);
 
@@ -168,6 +187,8 @@ class SequenceCache {
   [[nodiscard]] std::unique_ptr<Layer> read_layer(
       ByteReader& in, std::size_t layer, std::size_t offset);
   void check_policy(const Policy& policy) const;
+  void check_observation(
+      std::size_t layer, const AttentionStatistics& statistics) const;
   [[nodiscard]] std::vector<float> score_stored(
       const Scorer& scorer, std::size_t layer, std::size_t group) const;
   void share_budget();

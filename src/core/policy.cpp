@@ -15,6 +15,19 @@ namespace {
 constexpr std::array<std::string_view, 6> kNames = {
     "full", "auto", "qfilters", "streaming", "knorm", "random"};
 
+void check_budget(std::size_t budget, const Protection& protection) {
+  // Written so that huge values cannot wrap around.
+  if (protection.sinks < budget &&
+      protection.recent < budget - protection.sinks) {
+    return;
+  }
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      "policy: sinks (" + std::to_string(protection.sinks) + ") + recent (" +
+          std::to_string(protection.recent) + ") must be below the budget (" +
+          std::to_string(budget) + "), or nothing can be evicted");
+}
+
 }  // namespace
 
 const char* to_string(BudgetRule rule) noexcept {
@@ -57,19 +70,16 @@ Policy Policy::make(
 
 Policy Policy::custom(
     std::shared_ptr<const Scorer> scorer, const PolicyOptions& options) {
-  const Protection& protection = options.protection;
-  // Written so that huge values cannot wrap around.
-  if (scorer == nullptr || protection.sinks >= options.budget ||
-      protection.recent >= options.budget - protection.sinks) {
+  if (scorer == nullptr) {
+    throw Error(ErrorKind::kInvalidArgument, "policy: no scorer");
+  }
+  check_budget(options.budget, options.protection);
+  for (const std::size_t budget : options.layer_budgets)
+    check_budget(budget, options.protection);
+  if (options.rule == BudgetRule::kShared && !options.layer_budgets.empty()) {
     throw Error(
         ErrorKind::kInvalidArgument,
-        scorer == nullptr
-            ? "policy: no scorer"
-            : "policy: sinks (" + std::to_string(protection.sinks) +
-                  ") + recent (" + std::to_string(protection.recent) +
-                  ") must be below the budget (" +
-                  std::to_string(options.budget) +
-                  "), or nothing can be evicted");
+        "policy: layers that share one budget have none of their own");
   }
   if (!is_size(options.block) || !(options.floor >= 0 && options.floor <= 1)) {
     throw Error(

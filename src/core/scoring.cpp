@@ -9,13 +9,18 @@
 #include "qfilters/error.h"
 #include "qfilters/key_regression.h"
 
-#include "core/half.h"
 #include "core/shape_text.h"
 #include "kernels/score_keys.h"
+#include "kernels/widen.h"
 
 namespace qfilters {
 
 namespace {
+
+kernels::Half half_of(DType dtype) noexcept {
+  return dtype == DType::kFloat16 ? kernels::Half::kFloat16
+                                  : kernels::Half::kBFloat16;
+}
 
 kernels::HalfRows head_rows(
     const char* operation,
@@ -37,8 +42,7 @@ kernels::HalfRows head_rows(
       keys.token_stride,
       keys.tokens,
       keys.dim,
-      keys.dtype == DType::kFloat16 ? kernels::Half::kFloat16
-                                    : kernels::Half::kBFloat16};
+      half_of(keys.dtype)};
 }
 
 // Throws unless a layer's filters are [heads, dim].
@@ -254,23 +258,68 @@ void key_norms(
     norm = std::sqrt(norm);
 }
 
-void read_keys(const RowsView& rows, std::size_t group, std::span<float> out) {
+std::size_t key_tile_floats(const RowsView& rows, std::size_t group) noexcept {
+  const std::size_t tiles = (rows.rows(group) + kBlockRows - 1) / kBlockRows;
+  return tiles * kBlockRows * rows.shape().key_dim;
+}
+
+void read_key_tiles(
+    const RowsView& rows, std::size_t group, std::span<float> out) {
   const RowShape& shape = rows.shape();
-  if (out.size() != rows.rows(group) * shape.key_dim) {
+  const std::size_t tile = kBlockRows * shape.key_dim;
+  if (out.size() != key_tile_floats(rows, group)) {
+    throw Error(
+        ErrorKind::kShape,
+        "read key tiles: room for " + std::to_string(out.size()) +
+            " values, not " + std::to_string(key_tile_floats(rows, group)) +
+            " for " + std::to_string(rows.rows(group)) + " rows of " +
+            std::to_string(shape.key_dim));
+  }
+  const kernels::Half type = half_of(shape.dtype);
+  const bool halves = shape.format == RowFormat::kSame;
+  const std::size_t full =
+      halves ? rows.store().rows(group) / kBlockRows : std::size_t{0};
+  for (std::size_t i = 0; i < full; ++i) {
+    kernels::widen(
+        reinterpret_cast<const std::uint16_t*>(rows.store().blocks(group)[i]),
+        tile,
+        type,
+        out.data() + i * tile);
+  }
+  // The others are gathered row by row: a block may be followed by new rows,
+  // and int8 rows read back as halves.
+  std::vector<std::uint16_t> row(shape.key_dim);
+  std::vector<std::uint16_t> packed(tile);
+  for (std::size_t first = full * kBlockRows; first < rows.rows(group);
+       first += kBlockRows) {
+    const std::size_t count = std::min(kBlockRows, rows.rows(group) - first);
+    std::fill(packed.begin(), packed.end(), std::uint16_t{0});
+    for (std::size_t r = 0; r < count; ++r) {
+      rows.read_key(group, first + r, row.data());
+      for (std::size_t d = 0; d < row.size(); ++d)
+        packed[d * kBlockRows + r] = row[d];
+    }
+    kernels::widen(
+        packed.data(), tile, type, out.data() + first * shape.key_dim);
+  }
+}
+
+void read_keys(const RowsView& rows, std::size_t group, std::span<float> out) {
+  const std::size_t dim = rows.shape().key_dim;
+  if (out.size() != rows.rows(group) * dim) {
     throw Error(
         ErrorKind::kShape,
         "read keys: room for " + std::to_string(out.size()) + " values, not " +
             std::to_string(rows.rows(group)) + " rows of " +
-            std::to_string(shape.key_dim));
+            std::to_string(dim));
   }
-  std::vector<std::uint16_t> row(shape.key_dim);
+  std::vector<float> tiles(key_tile_floats(rows, group));
+  read_key_tiles(rows, group, tiles);
   for (std::size_t r = 0; r < rows.rows(group); ++r) {
-    rows.read_key(group, r, row.data());
-    for (std::size_t d = 0; d < row.size(); ++d) {
-      out[r * row.size() + d] = shape.dtype == DType::kFloat16
-                                    ? from_float16(row[d])
-                                    : from_bfloat16(row[d]);
-    }
+    const float* from =
+        tiles.data() + r / kBlockRows * kBlockRows * dim + r % kBlockRows;
+    for (std::size_t d = 0; d < dim; ++d)
+      out[r * dim + d] = from[d * kBlockRows];
   }
 }
 
@@ -278,6 +327,9 @@ void Scorer::check_layer(
     std::size_t /*layer*/,
     std::size_t /*kv_heads*/,
     std::size_t /*key_dim*/) const {}
+
+void Scorer::observe(
+    const ObserveInput& /*in*/, std::span<float> /*scores*/) const {}
 
 void Scorer::rescore(
     const RescoreInput& /*in*/, std::span<float> /*scores*/) const {}

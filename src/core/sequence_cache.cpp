@@ -21,6 +21,11 @@ std::string describe(const LayerShape& shape) {
          " value_dim=" + std::to_string(shape.value_dim);
 }
 
+std::uint64_t count_non_finite(std::span<const float> scores) {
+  return static_cast<std::uint64_t>(std::count_if(
+      scores.begin(), scores.end(), [](float s) { return !std::isfinite(s); }));
+}
+
 std::string describe(const TensorView& view) {
   return std::string(to_string(view.dtype)) + " " + shape_text(view);
 }
@@ -68,6 +73,13 @@ SequenceCache::~SequenceCache() = default;
 
 void SequenceCache::check_policy(const Policy& policy) const {
   if (!policy.bounded()) return;
+  const std::size_t budgets = policy.options().layer_budgets.size();
+  if (budgets != 0 && budgets != shapes_.size()) {
+    throw Error(
+        ErrorKind::kMismatch,
+        "sequence cache: " + std::to_string(shapes_.size()) +
+            " layers, but budgets for " + std::to_string(budgets));
+  }
   for (std::size_t l = 0; l < shapes_.size(); ++l) {
     if (shapes_[l].window != 0) continue;
     policy.scorer()->check_layer(l, shapes_[l].kv_heads, shapes_[l].key_dim);
@@ -185,13 +197,69 @@ void SequenceCache::append(
            keys,
            static_cast<std::int32_t>(offset_)},
           out);
-      l.non_finite += static_cast<std::uint64_t>(std::count_if(
-          out.begin(), out.end(), [](float s) { return !std::isfinite(s); }));
+      l.non_finite += count_non_finite(out);
     }
   }
   l.keys = keys;
   l.values = values;
   l.appended = true;
+}
+
+std::optional<AttentionNeeds> SequenceCache::attention_needs(
+    std::size_t layer) const {
+  if (layer_shape(layer).window != 0 || !policy_.bounded()) return std::nullopt;
+  return policy_.scorer()->attention();
+}
+
+void SequenceCache::check_observation(
+    std::size_t layer, const AttentionStatistics& statistics) const {
+  const auto fail = [&](ErrorKind kind, const std::string& reason) {
+    throw Error(kind, "observe: layer " + std::to_string(layer) + " " + reason);
+  };
+  const auto needs = attention_needs(layer);
+  const Layer& l = *layers_[layer];
+  if (!needs) fail(ErrorKind::kInvalidArgument, "needs no attention");
+  if (!l.appended || l.observed) {
+    fail(
+        ErrorKind::kInvalidArgument,
+        l.appended ? "was observed already" : "has no new rows");
+  }
+  if (*needs != AttentionNeeds{statistics.kind, statistics.last_queries}) {
+    fail(
+        ErrorKind::kInvalidArgument,
+        "needs the attention of its last " +
+            std::to_string(needs->last_queries) + " queries, not of " +
+            std::to_string(statistics.last_queries) + ", or another kind");
+  }
+  const RowsView view = rows(layer);
+  bool fits = statistics.rows.size() == view.shape().groups();
+  for (std::size_t g = 0; fits && g < statistics.rows.size(); ++g)
+    fits = statistics.rows[g].size() == view.rows(g);
+  if (!fits) {
+    fail(
+        ErrorKind::kShape,
+        "has other rows than the " + std::to_string(statistics.rows.size()) +
+            " heads that were attended to");
+  }
+}
+
+void SequenceCache::observe(
+    std::size_t layer, const AttentionStatistics& statistics) {
+  check_observation(layer, statistics);
+  Layer& l = *layers_[layer];
+  const RowsView view = rows(layer);
+  const std::size_t heads = view.shape().kv_heads;
+  std::uint64_t non_finite = 0;
+  l.observed_scores.resize(view.shape().groups());
+  for (std::size_t g = 0; g < l.observed_scores.size(); ++g) {
+    std::vector<float>& scores = l.observed_scores[g];
+    l.copy_scores(g, open_tokens_, scores);
+    policy_.scorer()->observe(
+        {layer, g / heads, g % heads, view, statistics.rows}, scores);
+    non_finite += count_non_finite(std::span(scores).last(open_tokens_));
+  }
+  l.non_finite = non_finite;
+  l.observed = true;
 }
 
 RowsView SequenceCache::rows(std::size_t layer) const {
@@ -209,6 +277,7 @@ RowsView SequenceCache::rows(std::size_t layer) const {
 void SequenceCache::rollback() noexcept {
   for (const auto& layer : layers_) {
     layer->appended = false;
+    layer->observed = false;
     layer->non_finite = 0;
     layer->keys = {};
     layer->values = {};

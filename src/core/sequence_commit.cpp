@@ -112,7 +112,8 @@ void SequenceCache::plan_window(GroupPlan& plan) const {
 bool SequenceCache::replaces(const GroupPlan& plan) const {
   const PolicyOptions& options = policy_.options();
   return options_.order == RowOrder::kSlot && open_tokens_ == 1 &&
-         layers_[plan.layer]->store.rows(plan.group) == options.budget &&
+         layers_[plan.layer]->store.rows(plan.group) ==
+             policy_.budget(plan.layer) &&
          options.rule == BudgetRule::kUniform && options.block == 1 &&
          policy_.scorer()->frozen();
 }
@@ -121,7 +122,8 @@ void SequenceCache::plan_sharing(Sharing& sharing) {
   std::size_t rows = 0;
   for (const std::size_t i : sharing.plans)
     rows += plans_[i].rows_after;
-  sharing.keep = policy_.rows_after_commit(rows, sharing.plans.size());
+  sharing.keep = policy_.rows_after_commit(
+      rows, sharing.plans.size(), plans_[sharing.plans.front()].layer);
   sharing.evicts = sharing.keep < rows;
   if (!sharing.evicts) return;
   for (const std::size_t i : sharing.plans) {
@@ -148,16 +150,13 @@ void SequenceCache::plan_sharing(Sharing& sharing) {
 // Scores of all rows of a group in temporal order, as they are chosen by.
 void SequenceCache::gather_scores(GroupPlan& plan) const {
   const Layer& l = *layers_[plan.layer];
-  const std::size_t tokens = open_tokens_;
-  const auto old = l.store.scores(plan.group);
   const auto positions = l.store.positions(plan.group);
-  const std::size_t stored = old.size();
-  plan.scores.resize(stored + tokens);
-  std::copy(old.begin(), old.end(), plan.scores.begin());
-  std::copy_n(
-      l.scores.begin() + static_cast<std::ptrdiff_t>(plan.group * tokens),
-      tokens,
-      plan.scores.begin() + static_cast<std::ptrdiff_t>(stored));
+  const std::size_t stored = positions.size();
+  if (l.observed) {
+    plan.scores = l.observed_scores[plan.group];
+  } else {
+    l.copy_scores(plan.group, open_tokens_, plan.scores);
+  }
   const Scorer& scorer = *policy_.scorer();
   if (!scorer.frozen()) {
     const std::size_t heads = shapes_[plan.layer].kv_heads;
@@ -194,7 +193,11 @@ void SequenceCache::choose_rows(const Sharing& sharing) {
   heads.clear();
   for (const std::size_t i : sharing.plans)
     heads.push_back({plans_[i].scores, &plans_[i].kept});
-  select_shared(heads, sharing.keep, policy_.least_rows(), options.protection);
+  select_shared(
+      heads,
+      sharing.keep,
+      policy_.least_rows(plans_[sharing.plans.front()].layer),
+      options.protection);
 }
 
 // Of the rows that stay, stored ones and new ones apart.
@@ -240,10 +243,15 @@ void SequenceCache::apply_plan(const GroupPlan& plan) noexcept {
   Layer& l = *layers_[plan.layer];
   if (plan.in_place) return replace_row(plan);
   l.queues[plan.group].reset();
+  auto scores =
+      std::span(l.scores).subspan(plan.group * open_tokens_, open_tokens_);
+  if (l.observed) {
+    const std::span observed(l.observed_scores[plan.group]);
+    l.store.set_scores(plan.group, observed.first(l.store.rows(plan.group)));
+    scores = observed.last(open_tokens_);
+  }
   if (plan.chosen) l.store.keep(plan.group, plan.kept);
   l.store.drop_front_blocks(plan.group, plan.drop_blocks);
-  const auto scores =
-      std::span(l.scores).subspan(plan.group * open_tokens_, open_tokens_);
   l.store.append(
       plan.group,
       l.keys,
@@ -271,11 +279,15 @@ void SequenceCache::replace_row(const GroupPlan& plan) noexcept {
 
 void SequenceCache::commit() {
   for (std::size_t l = 0; l < layers_.size(); ++l) {
-    if (open_ && layers_[l]->appended) continue;
+    const bool appended = open_ && layers_[l]->appended;
+    if (appended && (layers_[l]->observed || !attention_needs(l))) continue;
     throw Error(
         ErrorKind::kInvalidArgument,
         !open_ ? "commit: no micro-batch is open"
-               : "commit: layer " + std::to_string(l) + " has no new rows");
+               : "commit: layer " + std::to_string(l) +
+                     (appended ? " was not observed, which policy " +
+                                     std::string(policy_.name()) + " needs"
+                               : " has no new rows"));
   }
   // Everything that can fail comes first; from apply_plan on nothing does.
   plan_commit();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "qfilters/sequence_cache.h"
@@ -17,6 +19,15 @@ struct SequenceCache::Layer {
   Layer(RowPool& pool, const RowShape& shape)
       : store(pool, shape), queues(shape.groups()) {}
 
+  /// Scores of a group's stored and `tokens` new rows before any observation.
+  void copy_scores(
+      std::size_t group, std::size_t tokens, std::vector<float>& out) const {
+    const auto stored = store.scores(group);
+    const auto fresh = std::span(scores).subspan(group * tokens, tokens);
+    out.assign(stored.begin(), stored.end());
+    out.insert(out.end(), fresh.begin(), fresh.end());
+  }
+
   KVStore store;
   std::vector<EvictionQueue> queues;  // RowOrder::kSlot only
   // The open micro-batch.
@@ -24,6 +35,9 @@ struct SequenceCache::Layer {
   TensorView keys;
   TensorView values;
   std::vector<float> scores;  // [groups, tokens]
+  bool observed = false;
+  // By group, of stored and new rows: their scores from this commit on.
+  std::vector<std::vector<float>> observed_scores;
   std::uint64_t non_finite = 0;
 };
 

@@ -74,6 +74,11 @@ std::vector<std::string> SequenceCache::identity() const {
       out.push_back(std::string("rule ") + to_string(options.rule));
       out.push_back("least " + std::to_string(policy_.least_rows()));
     }
+    for (std::size_t l = 0; l < options.layer_budgets.size(); ++l) {
+      out.push_back(
+          "budget of layer " + std::to_string(l) + " " +
+          std::to_string(options.layer_budgets[l]));
+    }
     if (options.block != 1) {
       out.push_back("block " + std::to_string(options.block));
     }
