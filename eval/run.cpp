@@ -38,14 +38,22 @@ RowFormat format_of(const RunSpec& spec) {
 }
 
 std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
-  if (spec.policy == "streaming" || budget <= spec.sinks) return 0;
-  const std::size_t share = spec.policy == kAuto ? 4 : 2;
-  return std::min(budget / share, budget - spec.sinks - 1);
+  const policies::PolicyInfo* const info = policies::find(spec.policy);
+  if (info == nullptr || budget <= spec.sinks) return 0;
+  const auto share = static_cast<std::size_t>(
+      info->recent_share * static_cast<double>(budget));
+  return std::min(std::max(share, info->recent_rows), budget - spec.sinks - 1);
+}
+
+std::size_t block_of(const RunSpec& spec) {
+  const policies::PolicyInfo* const info = policies::find(spec.policy);
+  return spec.block.value_or(info == nullptr ? 1 : info->block);
 }
 
 BudgetRule rule_of(const RunSpec& spec) {
   if (!spec.rule) {
-    return spec.policy == kAuto ? BudgetRule::kShared : BudgetRule::kUniform;
+    const policies::PolicyInfo* const info = policies::find(spec.policy);
+    return info == nullptr ? BudgetRule::kUniform : info->rule;
   }
   const std::string& name = *spec.rule;
   for (const BudgetRule rule :
@@ -102,9 +110,9 @@ void check_spec(const RunSpec& spec) {
     refuse("cache type: llama.cpp's q8_0 cache needs flash attention on");
   }
   static_cast<void>(rule_of(spec));
-  if (!is_size(spec.block) || !(spec.floor >= 0 && spec.floor <= 1)) {
+  if (!is_size(block_of(spec)) || !(spec.floor >= 0 && spec.floor <= 1)) {
     refuse(
-        "block: " + std::to_string(spec.block) +
+        "block: " + std::to_string(block_of(spec)) +
         ", floor: " + std::to_string(spec.floor) +
         ": a block of 1 or more rows and a floor in 0..1 are needed");
   }
@@ -215,11 +223,11 @@ std::unique_ptr<llama::Session> open_session(
     rows.seed = spec.seed;
     rows.rule = rule_of(spec);
     rows.floor = spec.floor;
-    rows.block = spec.block;
+    rows.block = block_of(spec);
   }
   return llama::make_engine_session(
       std::move(model),
-      policies::make(spec.policy, rows, std::move(filters)),
+      policies::make(spec.policy, rows, std::move(filters), shapes),
       options);
 }
 
@@ -276,7 +284,7 @@ Json to_json(const RunRecord& record) {
   if (record.limits) {
     json["rule"] = to_string(rule_of(record.spec));
     json["floor"] = record.spec.floor;
-    json["block"] = record.spec.block;
+    json["block"] = block_of(record.spec);
   }
   json["chunk"] = record.spec.chunk;
   json["threads"] = record.spec.threads;

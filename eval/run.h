@@ -36,8 +36,8 @@ struct RunSpec {
   std::optional<std::size_t> interval;  ///< see limits_of() for the default
   /// uniform, per-layer or shared (BudgetRule); by default the policy's own.
   std::optional<std::string> rule;
-  double floor = 0.2;     ///< see PolicyOptions
-  std::size_t block = 1;  ///< see PolicyOptions
+  double floor = 0.2;                ///< see PolicyOptions
+  std::optional<std::size_t> block;  ///< by default the policy's own
   std::size_t chunk = 256;
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the policy `random`
@@ -71,9 +71,10 @@ void check_spec(const RunSpec& spec);
 /// The limits of a run over `tokens` tokens; none when the policy keeps every
 /// row. The interval defaults to a sixteenth of the budget in whole blocks, at
 /// least one: eviction then costs about the same per step whatever the budget,
-/// and the rows on top stay few. Recent rows default to half of the budget (as
-/// far as the sinks leave room), to 0 for `streaming`, which keeps the newest
-/// rows anyway. Throws Error kInvalidArgument unless budget > sinks + recent.
+/// and the rows on top stay few. Recent rows default to what the policy's
+/// source has (policies/registry.h), half of the budget for most, as far as the
+/// sinks leave room. Throws Error kInvalidArgument unless budget > sinks +
+/// recent.
 [[nodiscard]] std::optional<Limits> limits_of(
     const RunSpec& spec,
     std::size_t tokens,

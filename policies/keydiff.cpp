@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <span>
 #include <vector>
 
 #include "policies/scorers.h"
@@ -6,6 +9,59 @@
 namespace qfilters::policies {
 
 namespace {
+
+// One float per slot of a tile. Every sum below adds to each slot apart, in
+// order of dimensions or tiles: vectors of any width give the same bits.
+struct Slots {
+  float at[kBlockRows] = {};
+};
+
+float inverse_root(float sum) noexcept {
+  return sum > 0 ? 1 / std::sqrt(sum) : 0.0F;
+}
+
+// Makes the keys [dim][kBlockRows] of a tile unit vectors.
+void normalise(float* tile, std::size_t dim) {
+  Slots squares;
+  for (std::size_t d = 0; d < dim; ++d) {
+    for (std::size_t r = 0; r < kBlockRows; ++r)
+      squares.at[r] += tile[d * kBlockRows + r] * tile[d * kBlockRows + r];
+  }
+  Slots scale;
+  for (std::size_t r = 0; r < kBlockRows; ++r)
+    scale.at[r] = inverse_root(squares.at[r]);
+  for (std::size_t d = 0; d < dim; ++d) {
+    for (std::size_t r = 0; r < kBlockRows; ++r)
+      tile[d * kBlockRows + r] *= scale.at[r];
+  }
+}
+
+// The sum over all rows for each dimension, of length 1.
+std::vector<float> anchor_of(std::span<const float> tiles, std::size_t dim) {
+  std::vector<Slots> sums(dim);
+  for (std::size_t at = 0; at < tiles.size(); at += dim * kBlockRows) {
+    for (std::size_t d = 0; d < dim; ++d) {
+      const float* const key = tiles.data() + at + d * kBlockRows;
+      for (std::size_t r = 0; r < kBlockRows; ++r)
+        sums[d].at[r] += key[r];
+    }
+  }
+  std::vector<float> anchor(dim);
+  float squares = 0;
+  for (std::size_t d = 0; d < dim; ++d) {
+    float* const sum = sums[d].at;
+    for (std::size_t half = kBlockRows / 2; half > 0; half /= 2) {
+      for (std::size_t r = 0; r < half; ++r)
+        sum[r] += sum[r + half];
+    }
+    anchor[d] = sum[0];
+    squares += anchor[d] * anchor[d];
+  }
+  const float scale = inverse_root(squares);
+  for (float& a : anchor)
+    a *= scale;
+  return anchor;
+}
 
 class KeyDiffScorer final : public Scorer {
  public:
@@ -21,30 +77,22 @@ class KeyDiffScorer final : public Scorer {
 
   void rescore(const RescoreInput& in, std::span<float> scores) const override {
     const std::size_t dim = in.rows.shape().key_dim;
-    std::vector<float> keys(scores.size() * dim);
     const std::size_t group = in.batch * in.rows.shape().kv_heads + in.kv_head;
-    read_keys(in.rows, group, keys);
-    std::vector<float> anchor(dim);
-    for (std::size_t r = 0; r < scores.size(); ++r) {
-      float* const key = keys.data() + r * dim;
-      float sum = 0;
-      for (std::size_t d = 0; d < dim; ++d)
-        sum += key[d] * key[d];
-      const float scale = sum > 0 ? 1 / std::sqrt(sum) : 0.0F;
+    thread_local std::vector<float> tiles;
+    tiles.resize(key_tile_floats(in.rows, group));
+    read_key_tiles(in.rows, group, tiles);
+    for (std::size_t at = 0; at < tiles.size(); at += dim * kBlockRows)
+      normalise(tiles.data() + at, dim);
+    const std::vector<float> anchor = anchor_of(tiles, dim);
+    for (std::size_t first = 0; first < scores.size(); first += kBlockRows) {
+      Slots dots;
       for (std::size_t d = 0; d < dim; ++d) {
-        key[d] *= scale;
-        anchor[d] += key[d];
+        const float* const key = tiles.data() + first * dim + d * kBlockRows;
+        for (std::size_t r = 0; r < kBlockRows; ++r)
+          dots.at[r] -= key[r] * anchor[d];
       }
-    }
-    float norm = 0;
-    for (const float a : anchor)
-      norm += a * a;
-    norm = norm > 0 ? 1 / std::sqrt(norm) : 0.0F;
-    for (std::size_t r = 0; r < scores.size(); ++r) {
-      float dot = 0;
-      for (std::size_t d = 0; d < dim; ++d)
-        dot += keys[r * dim + d] * anchor[d];
-      scores[r] = -dot * norm;
+      const std::size_t count = std::min(kBlockRows, scores.size() - first);
+      std::copy_n(dots.at, count, scores.data() + first);
     }
   }
 };

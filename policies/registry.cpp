@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -13,15 +14,49 @@ namespace qfilters::policies {
 
 namespace {
 
-constexpr std::array<PolicyInfo, 7> kPolicies = {{
+constexpr std::size_t kWindow = SnapOptions{}.window;
+
+constexpr std::array<PolicyInfo, 13> kPolicies = {{
     {"full", "every row stays"},
-    {"auto", "ours, after arXiv:2505.23416 and arXiv:2601.07891", true},
-    {"qfilters", "arXiv:2503.02812", true},
-    {"streaming", "arXiv:2309.17453"},
+    {"auto",
+     "ours, after arXiv:2505.23416 and arXiv:2601.07891",
+     /*needs_filters=*/true,
+     0.25,
+     0,
+     1,
+     BudgetRule::kShared},
+    {"qfilters", "arXiv:2503.02812", /*needs_filters=*/true},
+    {"streaming", "arXiv:2309.17453", false, 0},
     {"knorm", "arXiv:2406.11430"},
     {"random", "the baseline any policy must beat"},
     {"keydiff", "arXiv:2504.15364"},
+    {"qfilters-keysvd", "arXiv:2503.02812, keys instead of queries"},
+    {"h2o", "arXiv:2306.14048"},
+    {"tova", "arXiv:2401.06104", false, 0},
+    {"snapkv", "arXiv:2404.14469", false, 0, kWindow},
+    {"pyramidkv",
+     "arXiv:2406.02069",
+     false,
+     0,
+     kWindow,
+     1,
+     BudgetRule::kUniform,
+     true},
+    {"chunkkv", "arXiv:2502.00299", false, 0, kWindow, 10},
 }};
+
+Policy make_pyramid(PolicyOptions options, std::span<const LayerShape> layers) {
+  if (layers.empty() || !options.layer_budgets.empty()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        layers.empty()
+            ? "policy: pyramidkv needs the layers of the model"
+            : "policy: pyramidkv finds the budgets of the layers itself");
+  }
+  options.layer_budgets =
+      pyramid_budgets(layers, options.budget, options.protection);
+  return Policy::custom(make_snapkv_scorer("pyramidkv"), options);
+}
 
 }  // namespace
 
@@ -40,7 +75,8 @@ const PolicyInfo* find(std::string_view name) noexcept {
 Policy make(
     std::string_view name,
     const PolicyOptions& options,
-    std::shared_ptr<const FilterBank> filters) {
+    std::shared_ptr<const FilterBank> filters,
+    std::span<const LayerShape> layers) {
   if (find(name) == nullptr) {
     std::string known;
     for (const PolicyInfo& info : kPolicies)
@@ -50,7 +86,54 @@ Policy make(
         "policy: unknown name '" + std::string(name) + "'; known: " + known);
   }
   if (name == "keydiff") return Policy::custom(make_keydiff_scorer(), options);
+  if (name == "qfilters-keysvd") {
+    return Policy::custom(make_keysvd_scorer(options.sign), options);
+  }
+  if (name == "h2o") return Policy::custom(make_h2o_scorer(), options);
+  if (name == "tova") return Policy::custom(make_tova_scorer(), options);
+  if (name == "snapkv") return Policy::custom(make_snapkv_scorer(), options);
+  if (name == "pyramidkv") return make_pyramid(options, layers);
+  if (name == "chunkkv") {
+    // The chunks take the place of the kernel.
+    return Policy::custom(
+        make_snapkv_scorer("chunkkv", {.kernel = 1}), options);
+  }
   return Policy::make(name, options, std::move(filters));
+}
+
+std::vector<std::size_t> pyramid_budgets(
+    std::span<const LayerShape> layers,
+    std::size_t budget,
+    const Protection& protection) {
+  const auto [sinks, recent] = protection;
+  if (sinks >= budget || recent >= budget - sinks) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "pyramid budgets: sinks (" + std::to_string(sinks) + ") + recent (" +
+            std::to_string(recent) + ") must be below the budget (" +
+            std::to_string(budget) + ")");
+  }
+  const auto is_global = [](const LayerShape& l) { return l.window == 0; };
+  const auto count = static_cast<std::size_t>(
+      std::count_if(layers.begin(), layers.end(), is_global));
+  const std::size_t least = sinks + recent + 1;
+  const auto mean = static_cast<double>(budget - least);
+  constexpr double kLast = 1.0 / 20;
+  std::vector<std::size_t> budgets(layers.size(), budget);
+  // Rounded as sums, so that they add up.
+  double sum = 0;
+  std::size_t given = 0;
+  std::size_t place = 0;
+  for (std::size_t l = 0; l < layers.size() && count > 1; ++l) {
+    if (!is_global(layers[l])) continue;
+    const double fallen =
+        static_cast<double>(place++) / static_cast<double>(count - 1);
+    sum += mean * (2 - kLast - fallen * (2 - 2 * kLast));
+    const auto until = static_cast<std::size_t>(std::llround(sum));
+    budgets[l] = least + until - given;
+    given = until;
+  }
+  return budgets;
 }
 
 }  // namespace qfilters::policies

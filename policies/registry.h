@@ -1,19 +1,28 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "qfilters/filter_bank.h"
 #include "qfilters/policy.h"
+#include "qfilters/sequence_cache.h"
 
 namespace qfilters::policies {
 
-/// A policy that can be asked for by name.
+/// A policy that can be asked for by name, and what its source does where
+/// nothing else is asked for. docs/policies.md has them side by side.
 struct PolicyInfo {
   std::string_view name;
   std::string_view source;  ///< where the method comes from
   bool needs_filters = false;
+  double recent_share = 0.5;    ///< of the budget, for the newest rows,
+  std::size_t recent_rows = 0;  ///< or so many of them
+  std::size_t block = 1;        ///< PolicyOptions::block
+  BudgetRule rule = BudgetRule::kUniform;  ///< PolicyOptions::rule
+  bool needs_layers = false;  ///< make() must know the model's layers
 };
 
 /// All of them, in the order they are documented; the library's own first.
@@ -22,10 +31,23 @@ struct PolicyInfo {
 /// The entry of that name, null if there is none.
 [[nodiscard]] const PolicyInfo* find(std::string_view name) noexcept;
 
-/// By name. Throws Error kInvalidArgument as Policy::make().
+/// By name, with `options` as they are, but that pyramidkv spreads the budget
+/// over `layers`. Throws Error kInvalidArgument as Policy::make(), and for
+/// pyramidkv without layers or with budgets given.
 [[nodiscard]] Policy make(
     std::string_view name,
     const PolicyOptions& options,
-    std::shared_ptr<const FilterBank> filters = nullptr);
+    std::shared_ptr<const FilterBank> filters = nullptr,
+    std::span<const LayerShape> layers = {});
+
+/// Budgets of layers as PyramidKV (arXiv:2406.02069) has them: what exceeds
+/// sinks + recent falls evenly from the first global layer to the last, which
+/// gets a twentieth of the mean. Each is more than sinks + recent; they add up
+/// to `budget` for each global layer. Throws Error kInvalidArgument unless that
+/// is more, too. O(layers).
+[[nodiscard]] std::vector<std::size_t> pyramid_budgets(
+    std::span<const LayerShape> layers,
+    std::size_t budget,
+    const Protection& protection);
 
 }  // namespace qfilters::policies

@@ -1,13 +1,41 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include "qfilters/scoring.h"
 
 namespace qfilters::policies {
 
 /// KeyDiff (arXiv:2504.15364): keys unlike the others stay. Score = -cos(key,
-/// mean of the unit keys of the head's rows), over the rows at hand.
+/// mean of the unit keys of the head's rows), over the rows at hand, whenever
+/// rows are chosen. O(rows * dim).
 [[nodiscard]] std::shared_ptr<const Scorer> make_keydiff_scorer();
+
+/// Q-Filters without queries: the projection on key_direction() of the rows at
+/// hand, as the fallback of QFiltersKVCache has it, found again whenever rows
+/// are chosen. O(rows * dim^2 + dim^3). Throws Error kInvalidArgument unless
+/// sign is +1 or -1.
+[[nodiscard]] std::shared_ptr<const Scorer> make_keysvd_scorer(int sign = 1);
+
+/// H2O (arXiv:2306.14048): all attention a row ever got, added up.
+[[nodiscard]] std::shared_ptr<const Scorer> make_h2o_scorer();
+
+/// TOVA (arXiv:2401.06104): the attention of the last query, the same for all
+/// heads of a layer.
+[[nodiscard]] std::shared_ptr<const Scorer> make_tova_scorer();
+
+struct SnapOptions {
+  std::size_t window = 32;  ///< queries that count, the last of a micro-batch
+  std::size_t kernel = 7;   ///< rows that share the largest score; odd
+};
+
+/// SnapKV (arXiv:2404.14469): the attention of the last `window` queries, of
+/// which rows before the window get the largest among `kernel` neighbours.
+/// `name` is the scorer's: a literal. Throws Error kInvalidArgument for an
+/// empty window or an even kernel.
+[[nodiscard]] std::shared_ptr<const Scorer> make_snapkv_scorer(
+    std::string_view name = "snapkv", const SnapOptions& options = {});
 
 }  // namespace qfilters::policies

@@ -109,8 +109,8 @@ void add_run_options(
           "--recent",
           options.recent,
           "Newest rows, never evicted [auto: a quarter of the budget; "
-          "streaming: "
-          "0; else half of the budget]")
+          "streaming, tova: 0; snapkv, pyramidkv, chunkkv: 32; else half of "
+          "the budget]")
       ->check(whole_number());
   command
       .add_option(
@@ -131,8 +131,12 @@ void add_run_options(
           options.floor,
           "Share of the budget each head keeps in any case when heads share")
       ->capture_default_str();
-  add_count(
-      command, "--block", options.block, "Neighbouring rows chosen together");
+  command
+      .add_option(
+          "--block",
+          options.block,
+          "Neighbouring rows chosen together [1; 10 for chunkkv]")
+      ->check(whole_number());
   add_count(
       command, "--seed", options.seed, "Seed of sampling and of policy random");
   command

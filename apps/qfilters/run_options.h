@@ -30,7 +30,7 @@ struct RunOptions {
   std::optional<std::size_t> interval;
   std::optional<std::string> rule;
   double floor = 0.2;
-  std::size_t block = 1;
+  std::optional<std::size_t> block;
   std::size_t chunk = 256;
   std::uint64_t seed = 0;
   int gpu_layers = 0;

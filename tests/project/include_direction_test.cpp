@@ -38,7 +38,7 @@ const std::vector<Rule> kRules = {
      "(hwy/|Eigen/|llama\\.h|ggml).*"},
     {"examples", {"qfilters/", "llama/"}, "(hwy/|Eigen/|ggml).*"},
     // Benchmarks also time what others have.
-    {"bench", {"qfilters/", "llama/", "bench/"}, "Eigen/.*"},
+    {"bench", {"qfilters/", "llama/", "policies/", "bench/"}, "Eigen/.*"},
 };
 
 std::vector<fs::path> sources(const fs::path& folder) {

@@ -37,7 +37,13 @@ TEST(RunTest, KnowsThePoliciesInDocumentedOrder) {
           "streaming",
           "knorm",
           "random",
-          "keydiff"));
+          "keydiff",
+          "qfilters-keysvd",
+          "h2o",
+          "tova",
+          "snapkv",
+          "pyramidkv",
+          "chunkkv"));
 }
 
 TEST(RunTest, HasNoLimitsWhereEveryRowStays) {
@@ -55,6 +61,24 @@ TEST(RunTest, ProtectsHalfOfTheBudgetAsRecentByDefault) {
   EXPECT_EQ(
       limits_of(spec("streaming", "1024"), 10, kLayers),
       (Limits{1024, 4, 0, 64}));
+}
+
+TEST(RunTest, HasDefaultsOfEachPolicysSource) {
+  const auto recent = [](const std::string& policy) {
+    return limits_of(spec(policy, "512"), 10, kLayers)->recent;
+  };
+  EXPECT_EQ(recent("h2o"), 256U);
+  EXPECT_EQ(recent("tova"), 0U);
+  for (const char* policy : {"snapkv", "pyramidkv", "chunkkv"})
+    EXPECT_EQ(recent(policy), 32U);
+  RunRecord record;
+  record.spec = spec("chunkkv", "512");
+  record.limits = Limits{};
+  EXPECT_EQ(to_json(record)["block"], 10);
+  record.spec.block = 3;
+  EXPECT_EQ(to_json(record)["block"], 3);
+  record.spec = spec("snapkv", "512");
+  EXPECT_EQ(to_json(record)["block"], 1);
 }
 
 TEST(RunTest, EvictsASixteenthOfTheBudgetAtATimeByDefault) {
