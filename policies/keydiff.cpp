@@ -20,47 +20,59 @@ float inverse_root(float sum) noexcept {
   return sum > 0 ? 1 / std::sqrt(sum) : 0.0F;
 }
 
-// Makes the keys [dim][kBlockRows] of a tile unit vectors.
-void normalise(float* tile, std::size_t dim) {
-  Slots squares;
+// What makes the keys [dim][kBlockRows] of a tile unit vectors.
+Slots scales_of(const float* tile, std::size_t dim) {
+  Slots scales;
   for (std::size_t d = 0; d < dim; ++d) {
+    const float* const key = tile + d * kBlockRows;
     for (std::size_t r = 0; r < kBlockRows; ++r)
-      squares.at[r] += tile[d * kBlockRows + r] * tile[d * kBlockRows + r];
+      scales.at[r] += key[r] * key[r];
   }
-  Slots scale;
-  for (std::size_t r = 0; r < kBlockRows; ++r)
-    scale.at[r] = inverse_root(squares.at[r]);
-  for (std::size_t d = 0; d < dim; ++d) {
+  for (float& scale : scales.at)
+    scale = inverse_root(scale);
+  return scales;
+}
+
+// Adds a tile's unit keys to the sums of each dimension.
+void add_units(
+    const float* tile, const Slots& scales, std::vector<Slots>& sums) {
+  for (std::size_t d = 0; d < sums.size(); ++d) {
+    const float* const key = tile + d * kBlockRows;
     for (std::size_t r = 0; r < kBlockRows; ++r)
-      tile[d * kBlockRows + r] *= scale.at[r];
+      sums[d].at[r] += key[r] * scales.at[r];
   }
 }
 
-// The sum over all rows for each dimension, of length 1.
-std::vector<float> anchor_of(std::span<const float> tiles, std::size_t dim) {
-  std::vector<Slots> sums(dim);
-  for (std::size_t at = 0; at < tiles.size(); at += dim * kBlockRows) {
-    for (std::size_t d = 0; d < dim; ++d) {
-      const float* const key = tiles.data() + at + d * kBlockRows;
-      for (std::size_t r = 0; r < kBlockRows; ++r)
-        sums[d].at[r] += key[r];
-    }
-  }
-  std::vector<float> anchor(dim);
+// The sum over all rows, of length 1.
+std::vector<float> anchor_of(std::vector<Slots>& sums) {
+  std::vector<float> anchor;
   float squares = 0;
-  for (std::size_t d = 0; d < dim; ++d) {
-    float* const sum = sums[d].at;
+  for (Slots& sum : sums) {
     for (std::size_t half = kBlockRows / 2; half > 0; half /= 2) {
       for (std::size_t r = 0; r < half; ++r)
-        sum[r] += sum[r + half];
+        sum.at[r] += sum.at[r + half];
     }
-    anchor[d] = sum[0];
-    squares += anchor[d] * anchor[d];
+    anchor.push_back(sum.at[0]);
+    squares += sum.at[0] * sum.at[0];
   }
   const float scale = inverse_root(squares);
   for (float& a : anchor)
     a *= scale;
   return anchor;
+}
+
+// Minus the cosine of each key of a tile with the anchor.
+Slots scores_of(
+    const float* tile, const Slots& scales, const std::vector<float>& anchor) {
+  Slots scores;
+  for (std::size_t d = 0; d < anchor.size(); ++d) {
+    const float* const key = tile + d * kBlockRows;
+    for (std::size_t r = 0; r < kBlockRows; ++r)
+      scores.at[r] -= key[r] * anchor[d];
+  }
+  for (std::size_t r = 0; r < kBlockRows; ++r)
+    scores.at[r] *= scales.at[r];
+  return scores;
 }
 
 class KeyDiffScorer final : public Scorer {
@@ -78,21 +90,24 @@ class KeyDiffScorer final : public Scorer {
   void rescore(const RescoreInput& in, std::span<float> scores) const override {
     const std::size_t dim = in.rows.shape().key_dim;
     const std::size_t group = in.batch * in.rows.shape().kv_heads + in.kv_head;
+    const std::size_t tile = dim * kBlockRows;
     thread_local std::vector<float> tiles;
     tiles.resize(key_tile_floats(in.rows, group));
     read_key_tiles(in.rows, group, tiles);
-    for (std::size_t at = 0; at < tiles.size(); at += dim * kBlockRows)
-      normalise(tiles.data() + at, dim);
-    const std::vector<float> anchor = anchor_of(tiles, dim);
-    for (std::size_t first = 0; first < scores.size(); first += kBlockRows) {
-      Slots dots;
-      for (std::size_t d = 0; d < dim; ++d) {
-        const float* const key = tiles.data() + first * dim + d * kBlockRows;
-        for (std::size_t r = 0; r < kBlockRows; ++r)
-          dots.at[r] -= key[r] * anchor[d];
-      }
-      const std::size_t count = std::min(kBlockRows, scores.size() - first);
-      std::copy_n(dots.at, count, scores.data() + first);
+    std::vector<Slots> sums(dim);
+    std::vector<Slots> scales;
+    for (std::size_t at = 0; at < tiles.size(); at += tile) {
+      scales.push_back(scales_of(tiles.data() + at, dim));
+      add_units(tiles.data() + at, scales.back(), sums);
+    }
+    const std::vector<float> anchor = anchor_of(sums);
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      const Slots found = scores_of(tiles.data() + i * tile, scales[i], anchor);
+      const std::size_t first = i * kBlockRows;
+      std::copy_n(
+          found.at,
+          std::min(kBlockRows, scores.size() - first),
+          scores.data() + first);
     }
   }
 };
