@@ -97,6 +97,10 @@ void check_spec(const RunSpec& spec);
     std::shared_ptr<const FilterBank> filters,
     std::size_t tokens);
 
+/// A fresh session for a sequence of so many tokens.
+using SessionFactory =
+    std::function<std::unique_ptr<llama::Session>(std::size_t tokens)>;
+
 /// What one run used and how long it took.
 struct RunRecord {
   RunSpec spec;

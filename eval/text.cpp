@@ -57,6 +57,7 @@ Codec make_codec(const std::shared_ptr<const llama::Model>& model) {
     return model->tokenize(text, false, false);
   };
   codec.piece = [model](Token token) { return model->piece(token); };
+  codec.is_end = [model](Token token) { return model->is_end(token); };
   return codec;
 }
 

@@ -19,6 +19,8 @@ struct Codec {
   /// Text to tokens; nothing is put in front, control tokens stay text.
   std::function<std::vector<Token>(std::string_view)> tokenize;
   std::function<std::string(Token)> piece;
+  /// Whether a token ends an answer; unset: none does.
+  std::function<bool(Token)> is_end;
   std::vector<Token> prefix;  ///< what the model wants in front of a text
   std::size_t vocabulary = 0;
 };

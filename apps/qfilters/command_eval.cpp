@@ -7,6 +7,7 @@
 #include "qfilters/error.h"
 
 #include "commands.h"
+#include "eval_tasks.h"
 #include "task_command.h"
 
 namespace qfilters::cli {
@@ -95,6 +96,16 @@ void add_needle_options(CLI::App& command, TaskArguments& arguments) {
       ->check(whole_number());
   list("--depths", arguments.needle.depths, "Percent of the text before");
   list("--keys", arguments.needle.keys, "Five digits to hide, each");
+  list(
+      "--phrasings",
+      arguments.needle.phrasings,
+      "Which built-in needle and question, from 1, each")
+      ->check(whole_number());
+  list(
+      "--skips",
+      arguments.needle.skips,
+      "Token of the text (after --skip) at which a haystack begins, each")
+      ->check(whole_number());
 }
 
 void check_needle(const TaskArguments& arguments) {
@@ -103,8 +114,7 @@ void check_needle(const TaskArguments& arguments) {
 
 std::size_t needle_text(
     const TaskArguments& arguments, const eval::Codec& /*codec*/) {
-  const std::vector<std::size_t>& lengths = arguments.needle.lengths;
-  return *std::max_element(lengths.begin(), lengths.end());
+  return eval::needle_text_tokens(arguments.needle);
 }
 
 std::size_t needle_longest(
@@ -138,12 +148,15 @@ Json run_needle_task(
   record.prefill_seconds = result.prefill_seconds;
   record.decode_seconds = result.decode_seconds;
   Json json = eval::to_json(record);
+  json["query"] = kQueryAgnostic;
   json["cells"] = Json::array();
   for (const eval::NeedleCell& cell : result.cells) {
     json["cells"].push_back(
         {{"length", cell.length},
          {"depth", cell.depth},
          {"key", cell.key},
+         {"phrasing", cell.phrasing},
+         {"skip", cell.skip},
          {"hit", cell.hit},
          {"nll_per_token", cell.nll_per_token}});
   }
@@ -180,6 +193,8 @@ void add_eval_command(CLI::App& app, Action& action) {
   eval->require_subcommand(1);
   add_task(*eval, kPerplexity, action);
   add_task(*eval, kNeedle, action);
+  add_task(*eval, kRuler, action);
+  add_task(*eval, kQuestions, action);
 }
 
 }  // namespace qfilters::cli

@@ -138,7 +138,10 @@ void add_run_options(
           "Neighbouring rows chosen together [1; 10 for chunkkv]")
       ->check(whole_number());
   add_count(
-      command, "--seed", options.seed, "Seed of sampling and of policy random");
+      command,
+      "--seed",
+      options.seed,
+      "Seed of sampling, of policy random and of what `eval ruler` makes");
   command
       .add_option(
           "--cache-type",

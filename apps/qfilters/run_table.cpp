@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -34,15 +35,18 @@ Column ratio_column(
 
 std::vector<Column> task_columns(
     const std::string& task, const Json* baseline) {
-  if (task == "needle") {
+  const auto number = [](std::string title, const char* key, int digits) {
+    return Column{std::move(title), [=](const Json& run) {
+                    return fmt::format(
+                        "{:.{}f}", run[key].get<double>(), digits);
+                  }};
+  };
+  const Column loss = number("nll/token", "mean_nll", 3);
+  if (task == "needle") return {number("accuracy", "accuracy", 2), loss};
+  if (task == "ruler") return {number("score", "score", 3), loss};
+  if (task == "questions") {
     return {
-        {"accuracy",
-         [](const Json& run) {
-           return fmt::format("{:.2f}", run["accuracy"].get<double>());
-         }},
-        {"nll/token", [](const Json& run) {
-           return fmt::format("{:.3f}", run["mean_nll"].get<double>());
-         }}};
+        number("score", "score", 3), number("fraction", "fraction", 3), loss};
   }
   return {
       ratio_column(
@@ -182,6 +186,27 @@ std::string decode_table(const std::vector<Json>& runs) {
          (compared ? "(x: ratio to llama.cpp's fastest setting)\n" : "");
 }
 
+/// Score and loss of every task at every length, a column for each run.
+std::string ruler_means_table(const std::vector<Json>& runs) {
+  std::vector<std::vector<std::string>> rows{{"task", "tokens"}};
+  for (const Json& run : runs)
+    rows[0].push_back(label_of(run));
+  const Json& means = runs.front()["means"];
+  for (std::size_t i = 0; i < means.size(); ++i) {
+    rows.push_back(
+        {means[i]["task"].get<std::string>(),
+         std::to_string(means[i]["length"].get<std::size_t>())});
+    for (const Json& run : runs) {
+      const Json& mean = run["means"][i];
+      rows.back().push_back(fmt::format(
+          "{:.2f} ({:.3f})",
+          mean["score"].get<double>(),
+          mean["nll_per_token"].get<double>()));
+    }
+  }
+  return "\n" + layout(rows) + "(score, in brackets nll/token)\n";
+}
+
 }  // namespace
 
 std::string make_table(const std::string& task, const std::vector<Json>& runs) {
@@ -202,6 +227,7 @@ std::string make_table(const std::string& task, const std::vector<Json>& runs) {
   }
   std::string table = layout(rows);
   if (compare) table += "(x: ratio to llama)\n";
+  if (task == "ruler") table += ruler_means_table(runs);
   return table;
 }
 

@@ -29,11 +29,14 @@ TaskInputs prepare(
         spec.policy, arguments.run.filters, *inputs.model);
     if (inputs.filters == nullptr) inputs.filters = std::move(filters);
   }
-  inputs.text = eval::read_tokens(
-      arguments.text,
-      inputs.codec,
-      arguments.skip,
-      task.text_tokens(arguments, inputs.codec));
+  if (task.reads_text) {
+    inputs.text = eval::read_tokens(
+        arguments.text,
+        inputs.codec,
+        arguments.skip,
+        task.text_tokens(arguments, inputs.codec));
+  }
+  if (task.check_runs != nullptr) task.check_runs(arguments, inputs, specs);
   const std::size_t trained = inputs.model->trained_length();
   if (!arguments.child && trained != 0 && longest > trained) {
     warn(fmt::format(
@@ -102,11 +105,14 @@ std::vector<Json> run_all(
 }
 
 void run_task(
-    const Task& task, const TaskArguments& arguments, const CLI::App& command) {
+    const Task& task, TaskArguments& arguments, const CLI::App& command) {
   std::vector<std::string> files = arguments.run.filters;
-  files.insert(files.end(), {arguments.run.model, arguments.text});
+  files.insert(
+      files.end(),
+      {arguments.run.model, arguments.text, arguments.question_file});
   check_outputs({arguments.run.common.json}, files);
   task.check(arguments);
+  if (task.load != nullptr) task.load(arguments);
   const std::vector<Json> runs = run_all(task, arguments, command);
   Json json;
   json["task"] = task.name;
@@ -120,14 +126,16 @@ void run_task(
 void add_task(CLI::App& parent, const Task& task, Action& action) {
   CLI::App* const command = parent.add_subcommand(task.name, task.help);
   const auto arguments = std::make_shared<TaskArguments>();
-  command->add_option("--text", arguments->text, "Text to read")
-      ->type_name("FILE")
-      ->required();
-  add_count(
-      *command,
-      "--skip",
-      arguments->skip,
-      "Tokens of the text to leave out first");
+  if (task.reads_text) {
+    command->add_option("--text", arguments->text, "Text to read")
+        ->type_name("FILE")
+        ->required();
+    add_count(
+        *command,
+        "--skip",
+        arguments->skip,
+        "Tokens of the text to leave out first");
+  }
   task.add_options(*command, *arguments);
   command
       ->add_option(

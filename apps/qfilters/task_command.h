@@ -12,6 +12,8 @@
 #include "eval/tasks/decode.h"
 #include "eval/tasks/needle.h"
 #include "eval/tasks/perplexity.h"
+#include "eval/tasks/questions.h"
+#include "eval/tasks/ruler.h"
 #include "eval/text.h"
 #include "output.h"
 #include "run_options.h"
@@ -26,6 +28,12 @@ struct TaskArguments {
   eval::PerplexityOptions perplexity;
   eval::NeedleOptions needle;
   eval::DecodeOptions decode;
+  eval::RulerOptions ruler;
+  std::string kvpress;    // folder for results in kvpress' layout
+  std::string ruler_out;  // and in RULER's
+  eval::QuestionsOptions questions;
+  std::string question_file;
+  eval::QuestionSet question_set;  // what it holds, once checked
   bool child = false;
 };
 
@@ -54,6 +62,16 @@ struct Task {
   /// Tokens of the longest sequence.
   std::size_t (*longest)(const TaskArguments&, const eval::Codec&);
   Json (*run)(const TaskArguments&, const TaskInputs&, const eval::Progress&);
+  /// Whether it has --text and --skip.
+  bool reads_text = true;
+  /// Reads files of the task's own into the arguments; after check().
+  void (*load)(TaskArguments& arguments) = nullptr;
+  /// Throws Error for what can be refused before the first run, with the model
+  /// and the text.
+  void (*check_runs)(
+      const TaskArguments& arguments,
+      const TaskInputs& inputs,
+      const std::vector<eval::RunSpec>& specs) = nullptr;
 };
 
 /// Adds the subcommand that runs a task with each policy and budget, each in a

@@ -1,23 +1,43 @@
 #include "eval/tasks/needle.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
+#include <memory>
+#include <utility>
 
 #include "qfilters/error.h"
+#include "qfilters/limits.h"
 
+#include "eval/tasks/reading.h"
 #include "eval/tasks/scoring.h"
 
 namespace qfilters::eval {
 
 namespace {
 
-constexpr std::string_view kNeedle =
-    " The secret number of the lighthouse is {}. Remember it.";
-constexpr std::string_view kQuestion =
-    "\n\nQuestion: What is the secret number of the lighthouse?\n"
-    "Answer: The secret number of the lighthouse is";
+constexpr std::array<NeedlePhrasing, 6> kPhrasings{
+    {{" The secret number of the lighthouse is {}. Remember it.",
+      "\n\nQuestion: What is the secret number of the lighthouse?\n"
+      "Answer: The secret number of the lighthouse is"},
+     {" Anna's locker at the station opens with the code {}.",
+      "\n\nQuestion: Which code opens Anna's locker at the station?\n"
+      "Answer: Anna's locker at the station opens with the code"},
+     {" By the way, the old piano was sold for {} crowns at the auction.",
+      "\n\nQuestion: For how many crowns was the old piano sold?\n"
+      "Answer: At the auction the old piano was sold for"},
+     {" The bakery in Mill Street has the telephone extension {}.",
+      "\n\nQuestion: What is the telephone extension of the bakery in Mill "
+      "Street?\n"
+      "Answer: The bakery in Mill Street has the telephone extension"},
+     {" Captain Morel wrote {} as the weight of the cargo in the logbook.",
+      "\n\nQuestion: What did Captain Morel write in the logbook as the weight "
+      "of the cargo?\n"
+      "Answer: In the logbook Captain Morel wrote"},
+     {" The winning ticket of the village lottery was ticket {}.",
+      "\n\nQuestion: Which ticket won the village lottery?\n"
+      "Answer: The winning ticket of the village lottery was ticket"}}};
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorKind::kInvalidArgument, "needle: " + message);
@@ -29,8 +49,17 @@ bool is_key(std::string_view key) {
          });
 }
 
-std::string needle_sentence(std::string_view key) {
-  std::string sentence(kNeedle);
+const NeedlePhrasing& phrasing_of(std::size_t number) {
+  if (number < 1 || number > kPhrasings.size()) {
+    refuse(
+        "phrasing " + std::to_string(number) + " is not in 1.." +
+        std::to_string(kPhrasings.size()));
+  }
+  return kPhrasings[number - 1];
+}
+
+std::string needle_sentence(std::string_view needle, std::string_view key) {
+  std::string sentence(needle);
   return sentence.replace(sentence.find("{}"), 2, key);
 }
 
@@ -62,21 +91,6 @@ std::size_t needle_place(
 
 void append(std::vector<Token>& to, std::span<const Token> tokens) {
   to.insert(to.end(), tokens.begin(), tokens.end());
-}
-
-/// Feeds tokens in chunks; logits of the last token remain.
-std::size_t feed(llama::Session& session, std::span<const Token> tokens) {
-  std::size_t last = 0;
-  for (std::size_t done = 0; done < tokens.size();) {
-    const std::size_t count = std::min(session.chunk(), tokens.size() - done);
-    const bool end = done + count == tokens.size();
-    session.step(
-        tokens.subspan(done, count),
-        end ? llama::Logits::kLast : llama::Logits::kNone);
-    last = count - 1;
-    done += count;
-  }
-  return last;
 }
 
 /// Runs one cell. After a wrong choice the loss of the rest still counts.
@@ -114,44 +128,65 @@ std::size_t size_of(const NeedlePrompt& prompt) {
          1;
 }
 
+std::vector<NeedleCell> make_cells(const NeedleOptions& options) {
+  std::vector<NeedleCell> cells;
+  for (const std::size_t skip : options.skips) {
+    for (const std::size_t length : options.lengths) {
+      for (const double depth : options.depths) {
+        for (const std::size_t phrasing : options.phrasings) {
+          for (const std::string& key : options.keys) {
+            cells.push_back({length, depth, key, phrasing, skip});
+          }
+        }
+      }
+    }
+  }
+  return cells;
+}
+
 }  // namespace
+
+std::span<const NeedlePhrasing> needle_phrasings() noexcept {
+  return kPhrasings;
+}
 
 NeedlePrompt make_needle_prompt(
     const Codec& codec,
     std::span<const Token> text,
     double depth,
-    std::string_view key) {
+    std::string_view key,
+    std::size_t phrasing) {
+  const NeedlePhrasing& words = phrasing_of(phrasing);
   NeedlePrompt prompt;
   const std::size_t place = needle_place(codec, text, depth);
   prompt.context = codec.prefix;
   append(prompt.context, text.first(place));
-  append(prompt.context, codec.tokenize(needle_sentence(key)));
+  append(prompt.context, codec.tokenize(needle_sentence(words.needle, key)));
   append(prompt.context, text.subspan(place));
 
-  // Tokenized together: some vocabularies would otherwise put a space of
-  // their own before the key.
-  const std::string question(kQuestion);
-  const std::vector<Token> alone = codec.tokenize(question);
-  const std::vector<Token> both =
-      codec.tokenize(question + " " + std::string(key));
-  const auto split =
-      std::mismatch(both.begin(), both.end(), alone.begin(), alone.end()).first;
-  prompt.question.assign(both.begin(), split);
-  prompt.answer.assign(split, both.end());
-  if (prompt.question.empty() || prompt.answer.empty()) {
-    refuse("the vocabulary has no tokens for the question or the key");
-  }
+  Inquiry inquiry = make_inquiry(codec, words.question, " " + std::string(key));
+  prompt.question = std::move(inquiry.question);
+  prompt.answer = std::move(inquiry.answer);
   return prompt;
 }
 
 void check_needle_options(const NeedleOptions& options) {
   if (options.lengths.empty() || options.depths.empty() ||
-      options.keys.empty()) {
-    refuse("lengths, depths and keys must not be empty");
+      options.keys.empty() || options.phrasings.empty() ||
+      options.skips.empty()) {
+    refuse("lengths, depths, keys, phrasings and skips must not be empty");
   }
+  constexpr std::size_t kMost = kMostTokens / 2;  // their sum must fit too
   for (const std::size_t length : options.lengths) {
     if (length == 0) refuse("a length of 0 leaves no text");
+    if (length > kMost)
+      refuse("a length of more than " + std::to_string(kMost));
   }
+  for (const std::size_t skip : options.skips) {
+    if (skip > kMost) refuse("a skip of more than " + std::to_string(kMost));
+  }
+  for (const std::size_t number : options.phrasings)
+    static_cast<void>(phrasing_of(number));
   for (const double depth : options.depths) {
     if (!(depth >= 0 && depth <= 100)) {
       refuse("depth " + std::to_string(depth) + " is not in 0..100 percent");
@@ -165,11 +200,21 @@ void check_needle_options(const NeedleOptions& options) {
 std::size_t needle_tokens(const Codec& codec, const NeedleOptions& options) {
   check_needle_options(options);
   std::size_t longest = 0;
-  for (const std::string& key : options.keys) {
-    longest = std::max(longest, size_of(make_needle_prompt(codec, {}, 0, key)));
+  for (const std::size_t phrasing : options.phrasings) {
+    for (const std::string& key : options.keys) {
+      const NeedlePrompt prompt =
+          make_needle_prompt(codec, {}, 0, key, phrasing);
+      longest = std::max(longest, size_of(prompt));
+    }
   }
   return longest +
          *std::max_element(options.lengths.begin(), options.lengths.end());
+}
+
+std::size_t needle_text_tokens(const NeedleOptions& options) {
+  check_needle_options(options);
+  return *std::max_element(options.lengths.begin(), options.lengths.end()) +
+         *std::max_element(options.skips.begin(), options.skips.end());
 }
 
 NeedleResult run_needle(
@@ -178,33 +223,31 @@ NeedleResult run_needle(
     std::span<const Token> text,
     const NeedleOptions& options,
     const Progress& progress) {
-  check_needle_options(options);
-  const std::size_t needed =
-      *std::max_element(options.lengths.begin(), options.lengths.end());
+  const std::size_t needed = needle_text_tokens(options);
   if (text.size() < needed) {
     refuse(
         "the text has " + std::to_string(text.size()) + " tokens, but " +
         std::to_string(needed) + " are needed");
   }
   NeedleResult result;
-  const std::size_t total =
-      options.lengths.size() * options.depths.size() * options.keys.size();
+  result.cells = make_cells(options);
+  const std::size_t total = result.cells.size();
   std::size_t hits = 0;
-  for (const std::size_t length : options.lengths) {
-    for (const double depth : options.depths) {
-      for (const std::string& key : options.keys) {
-        NeedleCell cell{length, depth, key};
-        const NeedlePrompt prompt =
-            make_needle_prompt(codec, text.first(length), depth, key);
-        const std::unique_ptr<llama::Session> session = open(size_of(prompt));
-        run_cell(*session, prompt, codec.vocabulary, cell, result);
-        add_stats(result.stats, session->stats(), result.cells.empty());
-        hits += cell.hit ? 1U : 0U;
-        result.mean_nll += cell.nll_per_token;
-        result.cells.push_back(cell);
-        if (progress) progress(result.cells.size(), total);
-      }
-    }
+  std::size_t done = 0;
+  for (NeedleCell& cell : result.cells) {
+    const NeedlePrompt prompt = make_needle_prompt(
+        codec,
+        text.subspan(cell.skip, cell.length),
+        cell.depth,
+        cell.key,
+        cell.phrasing);
+    const std::unique_ptr<llama::Session> session = open(size_of(prompt));
+    run_cell(*session, prompt, codec.vocabulary, cell, result);
+    add_stats(result.stats, session->stats(), done == 0);
+    hits += cell.hit ? 1U : 0U;
+    result.mean_nll += cell.nll_per_token;
+    ++done;
+    if (progress) progress(done, total);
   }
   result.accuracy = static_cast<double>(hits) / static_cast<double>(total);
   result.mean_nll /= static_cast<double>(total);

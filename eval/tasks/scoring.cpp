@@ -34,4 +34,23 @@ Token greedy_choice(std::span<const float> logits) {
       std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+double share_found(
+    std::string_view prediction, std::span<const std::string> references) {
+  const auto lower = [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  };
+  const auto same = [&](char a, char b) { return lower(a) == lower(b); };
+  if (references.empty()) return 1;
+  const auto found = std::count_if(
+      references.begin(), references.end(), [&](const std::string& wanted) {
+        return wanted.empty() || std::search(
+                                     prediction.begin(),
+                                     prediction.end(),
+                                     wanted.begin(),
+                                     wanted.end(),
+                                     same) != prediction.end();
+      });
+  return static_cast<double>(found) / static_cast<double>(references.size());
+}
+
 }  // namespace qfilters::eval

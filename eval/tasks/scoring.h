@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstddef>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "eval/text.h"
 
@@ -15,6 +17,12 @@ namespace qfilters::eval {
 
 /// The token a greedy decoder picks: the first of the largest logits.
 [[nodiscard]] Token greedy_choice(std::span<const float> logits);
+
+/// The share of `references` that occur in `prediction`, upper and lower case
+/// of ASCII letters being the same; 1 for no references. RULER calls it
+/// string_match_all. O(prediction * references).
+[[nodiscard]] double share_found(
+    std::string_view prediction, std::span<const std::string> references);
 
 /// Runs a function and adds the seconds it took to `total`.
 template <typename Function>
