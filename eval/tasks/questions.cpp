@@ -60,6 +60,7 @@ class Reader {
     std::string line;
     while (read_line(file, line)) {
       ++line_;
+      if (line.size() > kMostLine) refuse("longer than 16 MiB");
       if (line.find_first_not_of(" \t\r") != line.npos) add(line);
     }
     if (file.bad()) {
@@ -84,7 +85,6 @@ class Reader {
   }
 
   void add(const std::string& line) {
-    if (line.size() > kMostLine) refuse("longer than 16 MiB");
     // What lies deeper than a list of answers is not built: a line of nothing
     // but brackets would take a hundred times its size.
     const Json object = Json::parse(
@@ -103,6 +103,9 @@ class Reader {
     }
     for (const Json& answer : *answers)
       entry.answers.push_back(full_text(answer, "answers"));
+    if (object.contains("answer_prefix")) {
+      entry.answer_prefix = text_of(object, "answer_prefix");
+    }
     entry.context = context_of(object);
     set_.entries.push_back(std::move(entry));
   }
@@ -175,7 +178,7 @@ Inquiry inquiry_of(
     const QuestionsOptions& options) {
   Inquiry inquiry = make_inquiry(
       codec,
-      "\n\nQuestion: " + entry.question + "\nAnswer:",
+      "\n\nQuestion: " + entry.question + "\n" + entry.answer_prefix,
       " " + entry.answers.front());
   inquiry.references = entry.answers;
   inquiry.generate = options.generate;

@@ -17,7 +17,8 @@ struct QuestionSet {
     std::size_t line = 0;     ///< of the file, from 1
     std::size_t context = 0;  ///< index into `contexts`
     std::string question;
-    std::vector<std::string> answers;  ///< one or more
+    std::string answer_prefix = "Answer:";  ///< what the answer goes on with
+    std::vector<std::string> answers;       ///< one or more
   };
 
   std::vector<std::string> contexts;  ///< each once
@@ -25,8 +26,9 @@ struct QuestionSet {
 };
 
 /// Reads a file of one JSON object a line: {"context": TEXT or "context_file":
-/// PATH, "question": TEXT, "answers": [TEXT, ...]}; other keys and blank lines
-/// are skipped, a relative PATH starts at the file's folder. Throws Error
+/// PATH, "question": TEXT, "answers": [TEXT, ...]} and, if wanted,
+/// "answer_prefix": TEXT; other keys and blank lines are skipped, a relative
+/// PATH starts at the file's folder. Throws Error
 /// kInvalidArgument naming file and line for anything else, also for empty
 /// texts and for more than 16 MiB in a line or 64 MiB in a context file; kFile
 /// for a file that cannot be read.

@@ -37,6 +37,8 @@ class UsageTest(CliTest):
             "generate",
             "eval perplexity",
             "eval needle",
+            "eval ruler",
+            "eval questions",
         ):
             done = run(command + " --help")
             self.assertEqual(done.returncode, 0)
@@ -107,10 +109,72 @@ class UsageTest(CliTest):
             ("perplexity --tokens 1", "--tokens must be 2 or more"),
             ("needle --keys 12", "five digits"),
             ("needle --depths 120", "not in 0..100"),
+            ("needle --phrasings 1,9", "phrasing 9 is not in 1..6"),
+            ("needle --skips=-5", "'-5' is not a whole number"),
+            ("needle --skips 4000000000", "a skip of more than"),
+            ("ruler --tasks vt,qa_1", "unknown task 'qa_1'; known: niah_"),
+            ("ruler --tasks vt,vt", "vt stands twice"),
+            ("ruler --lengths 0", "length 0 is not in 1.."),
+            ("ruler --lengths 4000000000", "is not in 1.."),
+            ("ruler --samples 0", "samples: 0 is not in 1.."),
+            ("ruler --policy best", "unknown name 'best'"),
+            (f"ruler --kvpress {__file__}", "is not a directory"),
+            (f"ruler --ruler-out {__file__}/x", "is not a directory"),
         ):
             self.check_refusal(
                 f"eval {words} --model gone.gguf --text t", says=[says]
             )
+
+    def test_bad_questions_are_refused_with_their_line(self):
+        good = {"context": "c", "question": "q", "answers": ["a"]}
+        file = self.folder / "q.jsonl"
+        for line, says in (
+            (b"{", "not JSON"),
+            (b'{"question": "\xff"}', "not JSON"),
+            (b"[" * (2 << 20), "not JSON"),
+            (b" " * (17 << 20), "longer than 16 MiB"),
+            (b"[]", "not a JSON object"),
+            (b'{"context": "c", "answers": ["a"]}', 'no "question"'),
+            (b'{"context": "c", "question": "q"}', 'no "answers"'),
+            (
+                b'{"context": "c", "question": "q", "answers": []}',
+                "one or more",
+            ),
+            (
+                b'{"context": "c", "question": "q", "answers": [""]}',
+                "empty text",
+            ),
+            (b'{"question": "q", "answers": ["a"]}', "give one of"),
+            (
+                b'{"context_file": "gone.txt", "question": "q",'
+                b' "answers": ["a"]}',
+                "gone.txt: No such file",
+            ),
+        ):
+            file.write_bytes(json.dumps(good).encode() + b"\n\n" + line)
+            self.check_refusal(
+                "eval questions --model gone.gguf --file",
+                file,
+                says=["q.jsonl line 3: ", says],
+            )
+        file.write_bytes(b"\n")
+        for path, says in (
+            (file, "holds no question"),
+            (self.folder, "no regular file"),
+            (self.folder / "gone", "No such file"),
+        ):
+            self.check_refusal(
+                "eval questions --model gone.gguf --file", path, says=[says]
+            )
+        file.write_text(json.dumps(good))
+        self.check_refusal(
+            f"eval questions --model gone.gguf --file {file} --json {file}",
+            says=["would overwrite"],
+        )
+        self.check_refusal(
+            f"eval questions --model gone.gguf --file {file} --generate 0",
+            says=["0 tokens to generate"],
+        )
 
     def test_an_output_that_cannot_be_written_is_refused_first(self):
         nowhere = self.folder / "no" / "where.npz"
@@ -234,6 +298,8 @@ class RefusalTest(CliTest):
             (f"calibrate --out {self.folder / 'f.npz'}", 16384),
             ("eval perplexity --policy full", 4096 + 64),
             ("eval needle --policy full", 2048),
+            ("eval needle --policy full --skips 0,500", 2548),
+            ("eval ruler --policy full", 2048),
         ):
             self.check_refusal(
                 command,
@@ -241,6 +307,23 @@ class RefusalTest(CliTest):
                 "--text",
                 text,
                 says=["short.txt is too short", f"{needed} are needed"],
+            )
+
+    def test_a_task_without_room_is_refused_before_any_run(self):
+        out = self.folder / "out"
+        for words, says in (
+            ("--lengths 256,2048", "length 256 has no room for task"),
+            ("--lengths 300 --tasks cwe", "no room for task cwe"),
+            (
+                f"--budget 512,513 --policy knorm --kvpress {out}",
+                "two runs would write the folder ruler__2048__",
+            ),
+        ):
+            self.check_refusal(
+                "eval ruler --policy full " + words,
+                *ON_MODEL,
+                *OF_TEXT,
+                says=[says],
             )
 
     def safetensors(self, shape, fingerprint):

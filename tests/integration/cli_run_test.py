@@ -3,6 +3,7 @@
 QFILTERS=build/release/bin/qfilters python3 cli_run_test.py
 """
 
+import csv
 import json
 import os
 import signal
@@ -443,7 +444,187 @@ class EvalTest(CliTest):
         self.assertEqual(full["accuracy"], 1)
         self.assertLess(full["mean_nll"], 0.5)
         self.assertEqual(streaming["accuracy"], 0)
+        self.assertEqual(full["query"], "agnostic")
         self.assertIn("accuracy", table)
+
+    def test_needles_of_other_subjects_hide_in_other_texts(self):
+        _, _, result = self.run_ok(
+            "eval needle --policy full --lengths 128 --depths 50"
+            " --keys 58291 --phrasings 2,6 --skips 0,3000",
+            *ON_MODEL,
+            *OF_TEXT,
+        )
+        (full,) = result["runs"]
+        self.assertEqual(
+            [(cell["skip"], cell["phrasing"]) for cell in full["cells"]],
+            [(0, 2), (0, 6), (3000, 2), (3000, 6)],
+        )
+        losses = {cell["nll_per_token"] for cell in full["cells"]}
+        self.assertEqual(len(losses), 4)
+        self.assertEqual(full["accuracy"], 1)
+
+
+class RulerTest(CliTest):
+    def ruler(self, words, *more):
+        table, _, result = self.run_ok(
+            "eval ruler --lengths 512 --chunk 64 " + words,
+            *more,
+            *ON_MODEL,
+            *OF_TEXT,
+        )
+        self.assertEqual(result["task"], "ruler")
+        for each in result["runs"]:
+            self.check_run(each)
+            self.assertEqual(each["query"], "agnostic")
+        return table, result["runs"]
+
+    def test_tells_policies_apart_and_writes_both_layouts(self):
+        kvpress, theirs = self.folder / "kvpress", self.folder / "a" / "ruler"
+        table, (full, streaming) = self.ruler(
+            "--tasks niah_single_1,vt --samples 2 --seed 3"
+            " --policy full,streaming --budget 64",
+            "--kvpress",
+            kvpress,
+            "--ruler-out",
+            theirs,
+        )
+        for each in (full, streaming):
+            self.assertEqual(
+                [
+                    (cell["task"], cell["length"], cell["sample"])
+                    for cell in each["cells"]
+                ],
+                [
+                    ("niah_single_1", 512, 0),
+                    ("niah_single_1", 512, 1),
+                    ("vt", 512, 0),
+                    ("vt", 512, 1),
+                ],
+            )
+            scores = [each["tasks"][task]["score"] for task in each["tasks"]]
+            self.assertAlmostEqual(each["score"], sum(scores) / 2)
+            self.assertEqual(
+                [mean["score"] for mean in each["means"]], scores
+            )
+        self.assertEqual(full["tasks"]["niah_single_1"]["score"], 1)
+        self.assertLess(streaming["tasks"]["niah_single_1"]["score"], 1)
+        self.assertLess(full["mean_nll"], streaming["mean_nll"])
+        self.assertIn("niah_single_1", table)
+
+        folders = sorted(path.name for path in kvpress.iterdir())
+        self.assertEqual(len(folders), 2)
+        self.assertRegex(folders[0], r"^ruler__512__.*__full__0\.00$")
+        self.assertRegex(folders[1], r"^ruler__512__.*__streaming__0\.88$")
+        metrics = json.loads((kvpress / folders[0] / "metrics.json").read_text())
+        self.assertEqual(metrics["niah_single_1"], {"string_match": 100})
+        with open(kvpress / folders[1] / "predictions.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(
+            [row["predicted_answer"] for row in rows],
+            [cell["prediction"] for cell in streaming["cells"]],
+        )
+        for row in rows:
+            self.assertGreater(float(row["compression_ratio"]), 0.5)
+        lines = (theirs / "streaming-64" / "512" / "vt.jsonl").read_text()
+        for index, line in enumerate(lines.splitlines()):
+            sample = json.loads(line)
+            self.assertEqual(sample["index"], index)
+            self.assertLessEqual(sample["length"], 512)
+            for output in sample["outputs"]:
+                self.assertIn(output, sample["input"])
+        summary = (theirs / "full" / "512" / "summary.csv").read_text()
+        self.assertIn("Tasks,niah_single_1,vt\nScore,100.00,", summary)
+
+    def test_the_same_seed_gives_the_same_and_llama_can_be_asked(self):
+        words = "--tasks niah_single_2 --policy "
+        _, (ours,) = self.ruler(words + "full")
+        _, (again,) = self.ruler(words + "full")
+        _, (other,) = self.ruler(words + "full --seed 1")
+        _, (llama,) = self.ruler(words + "llama")
+        self.assertEqual(ours["cells"], again["cells"])
+        self.assertNotEqual(
+            ours["cells"][0]["references"], other["cells"][0]["references"]
+        )
+        self.assertEqual(
+            ours["cells"][0]["references"], llama["cells"][0]["references"]
+        )
+        self.assertAlmostEqual(
+            ours["mean_nll"], llama["mean_nll"], delta=0.05
+        )
+
+
+class QuestionsTest(CliTest):
+    NOISE = "Rain fell on the roof and nobody looked up. "
+    CONTEXT = (
+        NOISE + "Mary lives in Oslo. She owns a red bicycle. " + 20 * NOISE
+    )
+    LINES = (
+        {
+            "question": "Where does Mary live?",
+            "answer_prefix": "Answer: Mary lives in",
+            "answers": ["Oslo"],
+        },
+        {
+            "question": "Which colour has the bicycle of Mary?",
+            "answer_prefix": "Answer: Mary owns a",
+            "answers": ["crimson", "red"],
+        },
+    )
+
+    def questions(self, words, lines):
+        file = self.folder / "q.jsonl"
+        file.write_text("\n".join(map(json.dumps, lines)))
+        table, _, result = self.run_ok(
+            "eval questions --generate 8 --chunk 64 " + words,
+            "--file",
+            file,
+            *ON_MODEL,
+        )
+        self.assertEqual(result["task"], "questions")
+        for each in result["runs"]:
+            self.check_run(each)
+            self.assertEqual(each["query"], "agnostic")
+        return table, result["runs"]
+
+    def test_a_context_is_read_once_and_each_answer_is_as_if_alone(self):
+        (self.folder / "c.txt").write_text(self.CONTEXT)
+        lines = [
+            {**self.LINES[0], "context": self.CONTEXT},
+            {**self.LINES[1], "context_file": "c.txt"},
+        ]
+        for words in ("--policy full", "--policy knorm --budget 96"):
+            _, (both,) = self.questions(words, lines)
+            alone = [
+                self.questions(words, [line])[1][0] for line in lines
+            ]
+            for cell, single in zip(both["cells"], alone):
+                (only,) = single["cells"]
+                self.assertEqual({**cell, "line": 1}, only)
+            read = [run["tokens"] for run in alone]
+            self.assertLess(both["tokens"], sum(read) - 200)
+        self.assertEqual(both["cells"][1]["line"], 2)
+
+    def test_policies_differ_in_what_they_recall(self):
+        table, (full, streaming, llama) = self.questions(
+            "--policy full,streaming,llama --budget 48",
+            [{**line, "context": self.CONTEXT} for line in self.LINES],
+        )
+        self.assertEqual([cell["score"] for cell in full["cells"]], [1, 1])
+        self.assertEqual(full["cells"][1]["fraction"], 0.5)
+        self.assertEqual(full["score"], 1)
+        self.assertEqual(full["fraction"], 0.75)
+        self.assertLess(
+            full["cells"][0]["nll_per_token"],
+            streaming["cells"][0]["nll_per_token"],
+        )
+        for ours, theirs in zip(full["cells"], llama["cells"]):
+            self.assertAlmostEqual(
+                ours["nll_per_token"], theirs["nll_per_token"], delta=0.2
+            )
+        self.assertGreater(
+            streaming["cells"][0]["compression_ratio"], 0.5
+        )
+        self.assertIn("fraction", table)
 
 
 if __name__ == "__main__":

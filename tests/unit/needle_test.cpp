@@ -1,7 +1,10 @@
 #include "eval/tasks/needle.h"
 
 #include <cmath>
+#include <exception>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -226,6 +229,79 @@ TEST(NeedleTest, OpensSessionsForTheWholeSequence) {
   EXPECT_EQ(opened[1], needle_tokens(byte_codec(), all));
 }
 
+TEST(NeedleTest, HidesEachPhrasingAndAsksForIt) {
+  std::set<std::string> questions;
+  for (std::size_t i = 1; i <= needle_phrasings().size(); ++i) {
+    const NeedlePrompt prompt =
+        make_needle_prompt(byte_codec(), haystack(200), 50, "12345", i);
+    const std::string context = text_of(prompt.context);
+    EXPECT_EQ(context.find("12345"), context.rfind("12345"));
+    EXPECT_NE(context.find("12345"), std::string::npos);
+    EXPECT_EQ(context.find("{}"), std::string::npos);
+    EXPECT_EQ(text_of(prompt.answer), " 12345");
+    // What the question ends on stands before the key: recall can answer.
+    const std::string question = text_of(prompt.question);
+    EXPECT_NE(
+        context.find(question.substr(question.size() - 8) + " 12345"),
+        std::string::npos)
+        << question;
+    questions.insert(question);
+  }
+  EXPECT_EQ(questions.size(), needle_phrasings().size());
+  EXPECT_GE(questions.size(), 4U);
+}
+
+TEST(NeedleTest, GoesThroughTextsAndPhrasings) {
+  NeedleOptions grid = options({100, 200}, {0, 50}, {"12345"});
+  grid.phrasings = {2, 5};
+  grid.skips = {0, 36};
+  EXPECT_EQ(needle_text_tokens(grid), 236U);
+  const NeedleResult result =
+      run_needle(remembering(), byte_codec(), haystack(236), grid);
+  ASSERT_EQ(result.cells.size(), 16U);
+  for (const NeedleCell& cell : result.cells)
+    EXPECT_TRUE(cell.hit) << cell.phrasing << " " << cell.depth;
+  EXPECT_EQ(result.cells[1].phrasing, 5U);
+  EXPECT_EQ(result.cells[7].skip, 0U);
+  EXPECT_EQ(result.cells[8].skip, 36U);
+  EXPECT_EQ(result.cells[8].phrasing, 2U);
+}
+
+TEST(NeedleTest, BeginsEachHaystackAtItsSkip) {
+  struct Recorder final : llama::Session {
+    std::string* out;
+
+    explicit Recorder(std::string* o) : out(o) {}
+
+    void run(std::span<const Token> tokens, llama::Logits) override {
+      *out += text_of({tokens.begin(), tokens.end()});
+    }
+
+    [[nodiscard]] const float* logits(std::size_t) const override {
+      static const std::vector<float> row(test::kBytes, 0.0F);
+      return row.data();
+    }
+
+    [[nodiscard]] std::size_t chunk() const noexcept override { return 64; }
+
+    [[nodiscard]] llama::SessionStats stats() const override { return {}; }
+
+    [[nodiscard]] const llama::Model& model() const noexcept override {
+      std::terminate();
+    }
+  };
+
+  std::string seen;
+  NeedleOptions one = options({20}, {100}, {"12345"});
+  one.skips = {4};
+  (void)run_needle(
+      [&](std::size_t) { return std::make_unique<Recorder>(&seen); },
+      byte_codec(),
+      haystack(24),
+      one);
+  EXPECT_TRUE(seen.starts_with("sea was calm. Nobody The secret")) << seen;
+}
+
 TEST(NeedleTest, RefusesBadOptions) {
   const auto refusal = [](NeedleOptions bad) {
     return error_of([&] {
@@ -249,6 +325,35 @@ TEST(NeedleTest, RefusesBadOptions) {
         refusal(options({10}, {1}, {key})),
         IsError(ErrorKind::kInvalidArgument, "not five digits"));
   }
+  const auto grid = [](std::vector<std::size_t> phrasings,
+                       std::vector<std::size_t> skips) {
+    NeedleOptions out = options({90}, {1}, {"12345"});
+    out.phrasings = std::move(phrasings);
+    out.skips = std::move(skips);
+    return out;
+  };
+  for (const std::size_t number : {0U, 7U}) {
+    EXPECT_THAT(
+        refusal(grid({1, number}, {0})),
+        IsError(
+            ErrorKind::kInvalidArgument,
+            "phrasing " + std::to_string(number) + " is not in 1..6"));
+  }
+  EXPECT_THAT(
+      refusal(grid({}, {0})),
+      IsError(ErrorKind::kInvalidArgument, "must not be empty"));
+  EXPECT_THAT(
+      refusal(grid({1}, {})),
+      IsError(ErrorKind::kInvalidArgument, "must not be empty"));
+  EXPECT_THAT(
+      refusal(grid({1}, {static_cast<std::size_t>(-1)})),
+      IsError(ErrorKind::kInvalidArgument, "a skip of more than"));
+  EXPECT_THAT(
+      refusal(options({static_cast<std::size_t>(-1)}, {1}, {"12345"})),
+      IsError(ErrorKind::kInvalidArgument, "a length of more than"));
+  EXPECT_THAT(
+      refusal(grid({1}, {11})),
+      IsError(ErrorKind::kInvalidArgument, "100 tokens, but 101 are needed"));
   EXPECT_THAT(
       refusal(options({101}, {1}, {"12345"})),
       IsError(ErrorKind::kInvalidArgument, "100 tokens, but 101 are needed"));
