@@ -39,8 +39,9 @@ std::string csv_field(const std::string& text) {
 
 std::string csv_row(const std::vector<std::string>& fields) {
   std::string row;
-  for (const std::string& field : fields)
+  for (const std::string& field : fields) {
     row += (row.empty() ? "" : ",") + csv_field(field);
+  }
   return row + "\n";
 }
 
@@ -53,8 +54,9 @@ std::string decimal(double value, int digits) {
 /// A list of texts as Python shows it, which is what pandas writes.
 std::string python_list(const std::vector<std::string>& values) {
   std::string text;
-  for (const std::string& value : values)
+  for (const std::string& value : values) {
     text += (text.empty() ? "'" : ", '") + value + "'";
+  }
   return "[" + text + "]";
 }
 

@@ -24,8 +24,9 @@ void add_options(CLI::App& command, TaskArguments& arguments) {
         ->type_name("LIST");
   };
   std::string names;
-  for (const eval::RulerTask& task : eval::ruler_tasks())
+  for (const eval::RulerTask& task : eval::ruler_tasks()) {
     names += (names.empty() ? "" : ", ") + std::string(task.name);
+  }
   list(
       "--tasks", arguments.ruler.tasks, ("Which: " + names + " [all]").c_str());
   list(
@@ -73,8 +74,9 @@ eval::RulerOptions ruler_options(const TaskArguments& arguments) {
 
 std::string text_of(const TaskInputs& inputs) {
   std::string text;
-  for (const eval::Token token : inputs.text)
+  for (const eval::Token token : inputs.text) {
     text += inputs.codec.piece(token);
+  }
   return text;
 }
 
@@ -138,8 +140,9 @@ Json to_json(const eval::RulerCell& cell) {
 
 void add_results(Json& json, const std::vector<eval::RulerCell>& cells) {
   json["cells"] = Json::array();
-  for (const eval::RulerCell& cell : cells)
+  for (const eval::RulerCell& cell : cells) {
     json["cells"].push_back(to_json(cell));
+  }
   json["means"] = Json::array();
   for (const eval::RulerMean& mean : eval::ruler_means(cells)) {
     json["means"].push_back(

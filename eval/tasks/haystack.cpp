@@ -25,15 +25,17 @@ std::size_t sentence_end(std::string_view text) {
     last_space = i + 1;
     if (stop != '.' && stop != '!' && stop != '?') continue;
     std::size_t end = i;
-    while (end < text.size() && is_space(text[end]))
+    while (end < text.size() && is_space(text[end])) {
       ++end;
+    }
     return end;
   }
   if (most == text.size()) return most;
   if (last_space != 0) return last_space;
   std::size_t end = most;
-  while (end > 1 && continues_character(text[end]))
+  while (end > 1 && continues_character(text[end])) {
     --end;
+  }
   return end;
 }
 
@@ -57,8 +59,9 @@ Haystack::Haystack(std::string_view text) {
   std::set<std::string_view> seen;
   for (std::size_t i = 0; i < text.size();) {
     std::size_t end = i;
-    while (end < text.size() && is_word_byte(text[end]))
+    while (end < text.size() && is_word_byte(text[end])) {
       ++end;
+    }
     const std::string_view word = text.substr(i, end - i);
     if (is_plain(word) && seen.insert(word).second) words.emplace_back(word);
     i = end + 1;

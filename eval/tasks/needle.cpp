@@ -179,14 +179,16 @@ void check_needle_options(const NeedleOptions& options) {
   constexpr std::size_t kMost = kMostTokens / 2;  // their sum must fit too
   for (const std::size_t length : options.lengths) {
     if (length == 0) refuse("a length of 0 leaves no text");
-    if (length > kMost)
+    if (length > kMost) {
       refuse("a length of more than " + std::to_string(kMost));
+    }
   }
   for (const std::size_t skip : options.skips) {
     if (skip > kMost) refuse("a skip of more than " + std::to_string(kMost));
   }
-  for (const std::size_t number : options.phrasings)
+  for (const std::size_t number : options.phrasings) {
     static_cast<void>(phrasing_of(number));
+  }
   for (const double depth : options.depths) {
     if (!(depth >= 0 && depth <= 100)) {
       refuse("depth " + std::to_string(depth) + " is not in 0..100 percent");

@@ -101,8 +101,9 @@ class Reader {
     if (!answers->is_array() || answers->empty()) {
       refuse("\"answers\" is not a list of one or more texts");
     }
-    for (const Json& answer : *answers)
+    for (const Json& answer : *answers) {
       entry.answers.push_back(full_text(answer, "answers"));
+    }
     if (object.contains("answer_prefix")) {
       entry.answer_prefix = text_of(object, "answer_prefix");
     }

@@ -92,8 +92,9 @@ void check_ruler_options(const RulerOptions& options) {
 
 std::vector<RulerTask> ruler_tasks_of(const RulerOptions& options) {
   std::vector<RulerTask> tasks;
-  for (const std::string& name : options.tasks)
+  for (const std::string& name : options.tasks) {
     tasks.push_back(find_ruler_task(name));
+  }
   if (tasks.empty()) {
     tasks.assign(ruler_tasks().begin(), ruler_tasks().end());
   }

@@ -31,12 +31,14 @@ std::vector<Placed> place_all(
     bool keep_order,
     WordMaker& maker) {
   std::vector<double> places(sentences.size());
-  for (double& place : places)
+  for (double& place : places) {
     place = maker.fraction();
+  }
   if (keep_order) std::sort(places.begin(), places.end());
   std::vector<Placed> placed;
-  for (std::size_t i = 0; i < sentences.size(); ++i)
+  for (std::size_t i = 0; i < sentences.size(); ++i) {
     placed.push_back({places[i], sentences[i]});
+  }
   std::stable_sort(
       placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
         return a.where < b.where;
@@ -231,9 +233,10 @@ RulerDraft draft_variables(WordMaker maker) {
   const Chain first = make_chain(maker);
   ask_for_variables(solved, first);
   std::string text = task;
-  for (const std::string& statement : first.statements)
+  for (const std::string& statement : first.statements) {
     text += std::string(kNoiseText.substr(0, kNoiseText.find('.') + 2)) +
             statement + (statement == first.statements.back() ? "" : " ");
+  }
 
   RulerDraft draft;
   const Chain chain = make_chain(maker);
@@ -255,13 +258,15 @@ class WordList {
   WordList(const Haystack& haystack, WordMaker maker)
       : words_(haystack.words), maker_(std::move(maker)) {
     maker_.shuffle(words_);
-    for (const std::string& word : words_)
+    for (const std::string& word : words_) {
       maker_.take(word);
+    }
   }
 
   std::string operator[](std::size_t index) {
-    while (words_.size() <= index)
+    while (words_.size() <= index) {
       words_.push_back(maker_.word(3));
+    }
     return words_[index];
   }
 
@@ -280,14 +285,17 @@ struct Counted {
 
 std::string numbered_list(const Counted& words, WordMaker maker) {
   std::vector<std::string> all;
-  for (std::size_t i = 0; i < words.common_times; ++i)
+  for (std::size_t i = 0; i < words.common_times; ++i) {
     all.insert(all.end(), words.common.begin(), words.common.end());
-  for (std::size_t i = 0; i < words.rare_times; ++i)
+  }
+  for (std::size_t i = 0; i < words.rare_times; ++i) {
     all.insert(all.end(), words.rare.begin(), words.rare.end());
+  }
   maker.shuffle(all);
   std::string text;
-  for (std::size_t i = 0; i < all.size(); ++i)
+  for (std::size_t i = 0; i < all.size(); ++i) {
     text += std::to_string(i + 1) + ". " + all[i] + " ";
+  }
   text.pop_back();
   return text;
 }
@@ -297,8 +305,9 @@ constexpr std::size_t kCommonWords = 10;
 std::vector<std::string> words_from(
     WordList& list, std::size_t first, std::size_t count) {
   std::vector<std::string> words;
-  for (std::size_t i = first; i < first + count; ++i)
+  for (std::size_t i = first; i < first + count; ++i) {
     words.push_back(list[i]);
+  }
   return words;
 }
 
@@ -309,7 +318,7 @@ void ask_for_common_words(RulerSample& sample) {
 }
 
 RulerDraft draft_common_words(
-    const Haystack& haystack, std::size_t length, WordMaker maker) {
+    const Haystack& haystack, std::size_t length, const WordMaker& maker) {
   // As RULER: few repetitions where many would not fit.
   constexpr std::size_t kLong = 4096;
   const std::size_t common_times = length < kLong ? 6 : 30;
@@ -357,8 +366,9 @@ std::string coded_text(
   }
   maker.shuffle(all);
   std::string text;
-  for (const std::string& word : all)
+  for (const std::string& word : all) {
     text += word + " ";
+  }
   return text;
 }
 
@@ -366,8 +376,9 @@ RulerDraft draft_frequent_words(WordMaker maker) {
   constexpr std::size_t kRanks = 512;
   constexpr std::size_t kLeast = 150;  // the first five ranks differ from here
   std::vector<std::string> words{"...."};
-  while (words.size() < kRanks)
+  while (words.size() < kRanks) {
     words.push_back(maker.word(3));
+  }
   RulerDraft draft;
   draft.sample.question =
       "\n\nQuestion: Which three words occur most often in the coded text, "
@@ -394,7 +405,7 @@ RulerDraft draft_ruler(
     WordMaker maker) {
   if (task == "vt") return draft_variables(std::move(maker));
   if (task == "cwe") {
-    return draft_common_words(haystack, length, std::move(maker));
+    return draft_common_words(haystack, length, maker);
   }
   if (task == "fwe") return draft_frequent_words(std::move(maker));
   const auto* const kind = std::find_if(

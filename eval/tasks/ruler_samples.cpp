@@ -130,8 +130,9 @@ const RulerTask& find_ruler_task(std::string_view name) {
 
 std::string reference_answer(const RulerSample& sample) {
   std::string answer;
-  for (const std::string& reference : sample.references)
+  for (const std::string& reference : sample.references) {
     answer += (answer.empty() ? " " : ", ") + reference;
+  }
   return answer;
 }
 

@@ -24,8 +24,9 @@ std::string WordMaker::number(std::size_t digits) {
   constexpr std::size_t kTries = 64;
   for (std::size_t tries = 1;; ++tries) {
     std::string made(1, pick(kDigits.substr(1)));
-    while (made.size() < digits + tries / kTries)
+    while (made.size() < digits + tries / kTries) {
       made += pick(kDigits);
+    }
     if (take(made)) return made;
   }
 }
@@ -46,8 +47,9 @@ std::string WordMaker::uuid() {
 
 std::string WordMaker::variable(std::size_t letters) {
   std::string made;
-  for (std::size_t i = 0; i < letters; ++i)
+  for (std::size_t i = 0; i < letters; ++i) {
     made += pick("ABCDEFGHIJKLMNOPQRSTUVWXYZ");
+  }
   return take(made) ? made : variable(letters);
 }
 
