@@ -71,6 +71,14 @@ std::string as_name(std::string_view text) {
   return name.empty() || name.front() == '.' ? "model" + name : name;
 }
 
+/// The policy, and how rows are stored where that is not as usual.
+std::string press_of(const LayoutInfo& info) {
+  const RunSpec& spec = info.spec;
+  const bool ours = spec.policy != "llama";
+  const std::string& type = ours ? spec.cache_type : spec.llama_cache_type;
+  return spec.policy + (type == "f16" ? "" : "-" + type);
+}
+
 double ratio_of(const LayoutInfo& info, std::size_t length) {
   const std::optional<Limits> limits = info.limits(length);
   if (!limits || limits->budget >= length) return 0;
@@ -114,7 +122,7 @@ std::string kvpress_config(const LayoutInfo& info, std::size_t length) {
   // A JSON text is a YAML text too.
   std::string yaml =
       "dataset: ruler\ndata_dir: " + dump(std::to_string(length)) +
-      "\nmodel: " + dump(info.model) + "\npress_name: " + info.spec.policy +
+      "\nmodel: " + dump(info.model) + "\npress_name: " + press_of(info) +
       "\ncompression_ratio: " + decimal(ratio_of(info, length), 4) +
       "\nfraction: 1.0\nmax_new_tokens: null\n"
       "max_context_length: null\nquery_aware: false\n"
@@ -205,14 +213,13 @@ std::string ruler_summary(std::span<const RulerCell> cells) {
 
 std::string kvpress_folder(const LayoutInfo& info, std::size_t length) {
   return "ruler__" + std::to_string(length) + "__" + as_name(info.model) +
-         "__" + info.spec.policy + "__" + decimal(ratio_of(info, length), 2);
+         "__" + press_of(info) + "__" + decimal(ratio_of(info, length), 2);
 }
 
 std::string ruler_folder(const LayoutInfo& info, std::size_t length) {
   const std::optional<Limits> limits = info.limits(length);
-  return info.spec.policy +
-         (limits ? "-" + std::to_string(limits->budget) : "") + "/" +
-         std::to_string(length);
+  return press_of(info) + (limits ? "-" + std::to_string(limits->budget) : "") +
+         "/" + std::to_string(length);
 }
 
 void write_kvpress(

@@ -27,7 +27,8 @@ struct LayoutInfo {
 
 /// Folder of a run at one length as kvpress names it:
 /// ruler__<length>__<model>__<policy>__<ratio>, the ratio being the share of
-/// the length that the budget leaves out, in two digits.
+/// the length that the budget leaves out, in two digits. Rows stored other
+/// than in f16 stand behind the policy: <policy>-int8.
 [[nodiscard]] std::string kvpress_folder(
     const LayoutInfo& info, std::size_t length);
 

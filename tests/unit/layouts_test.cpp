@@ -65,6 +65,10 @@ TEST_F(LayoutsTest, NamesFoldersAfterPolicyAndShareLeftOut) {
   EXPECT_EQ(
       kvpress_folder(info_, 1024), "ruler__1024__org-A--model-8B__knorm__0.75");
   EXPECT_EQ(ruler_folder(info_, 1024), "knorm-256/1024");
+  info_.spec.cache_type = "int8";
+  EXPECT_THAT(kvpress_folder(info_, 1024), HasSubstr("__knorm-int8__0.75"));
+  EXPECT_EQ(ruler_folder(info_, 1024), "knorm-int8-256/1024");
+  info_.spec.cache_type = "f16";
   info_.limits = [](std::size_t) { return std::optional<Limits>(); };
   info_.spec.policy = "full";
   EXPECT_THAT(kvpress_folder(info_, 1024), HasSubstr("__full__0.00"));
