@@ -73,26 +73,35 @@ class KeyPolicyTest : public ::testing::Test {
  protected:
   template <typename Check>
   void for_each_cache(const Check& check) {
-    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      for (const std::size_t dim : {1U, 17U, 64U}) {
-        const Model model({{2, dim, 8, 0}}, 2, dtype);
-        for (const std::size_t stored : {0U, 40U, 64U, 100U}) {
-          for (const std::size_t fresh : {1U, 30U, 64U}) {
-            SequenceCache cache(
-                model.layers,
-                Policy::make(
-                    "random", budget(std::max(stored, std::size_t{1}), 0, 0)),
-                model.options());
-            if (stored > 0) model.feed(cache, {stored + 20});
-            model.append(cache, fresh);
-            SCOPED_TRACE(
-                std::string(to_string(dtype)) + " dim " + std::to_string(dim) +
-                " stored " + std::to_string(stored) + " new " +
-                std::to_string(fresh));
-            for (std::size_t g = 0; g < 4; ++g)
-              check(cache.rows(0), g);
-          }
-        }
+    for (const RowFormat format : {RowFormat::kSame, RowFormat::kInt8}) {
+      for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        for (const std::size_t dim : {1U, 17U, 64U})
+          for_each_count(Model({{2, dim, 8, 0}}, 2, dtype), format, check);
+      }
+    }
+  }
+
+  template <typename Check>
+  void for_each_count(
+      const Model& model, RowFormat format, const Check& check) {
+    SequenceOptions options = model.options();
+    options.format = format;
+    for (const std::size_t stored : {0U, 40U, 64U, 100U}) {
+      for (const std::size_t fresh : {1U, 30U, 64U}) {
+        SequenceCache cache(
+            model.layers,
+            Policy::make(
+                "random", budget(std::max(stored, std::size_t{1}), 0, 0)),
+            options);
+        if (stored > 0) model.feed(cache, {stored + 20});
+        model.append(cache, fresh);
+        SCOPED_TRACE(
+            std::string(to_string(format)) + " rows, " +
+            to_string(model.dtype) + " dim " +
+            std::to_string(model.layers[0].key_dim) + " stored " +
+            std::to_string(stored) + " new " + std::to_string(fresh));
+        for (std::size_t g = 0; g < 4; ++g)
+          check(cache.rows(0), g);
       }
     }
   }
