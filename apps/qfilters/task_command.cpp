@@ -104,6 +104,17 @@ std::vector<Json> run_all(
       command, candidates, task.in_turns ? Order::kInTurns : Order::kOneByOne);
 }
 
+/// A budget that nothing had to leave for says nothing about its policy.
+void warn_of_idle(const Json& run) {
+  const auto evictions = run.find("evictions");
+  if (run["budget"].is_null() || evictions == run.end() || *evictions != 0)
+    return;
+  warn(fmt::format(
+      "{} {}: nothing was evicted, no head held more than budget and interval",
+      run["policy"].get<std::string>(),
+      run["budget"].get<std::size_t>()));
+}
+
 void run_task(
     const Task& task, TaskArguments& arguments, const CLI::App& command) {
   std::vector<std::string> files = arguments.run.filters;
@@ -118,7 +129,10 @@ void run_task(
   json["task"] = task.name;
   json["runs"] = runs;
   write_json(arguments.run.common.json, json);
-  if (!arguments.child) fmt::print("{}", make_table(task.name, runs));
+  if (arguments.child) return;
+  for (const Json& run : runs)
+    warn_of_idle(run);
+  fmt::print("{}", make_table(task.name, runs));
 }
 
 }  // namespace
