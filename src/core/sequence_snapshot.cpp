@@ -57,6 +57,29 @@ void check_positions(
   }
 }
 
+// Reads what save() wrote of the sequence's kind and throws where it is
+// another, naming what one side has and the other has not: what is usual is not
+// named.
+void check_identity(ByteReader& in, const std::vector<std::string>& own) {
+  std::vector<std::string> saved;
+  const auto count = in.get<std::uint64_t>();
+  while (saved.size() < count)
+    saved.push_back(in.get_text());
+  if (saved == own) return;
+  const auto beyond = [](const std::vector<std::string>& words,
+                         const std::vector<std::string>& others) {
+    for (const std::string& word : words) {
+      if (std::find(others.begin(), others.end(), word) == others.end())
+        return "'" + word + "'";
+    }
+    return std::string("no such thing");
+  };
+  throw Error(
+      ErrorKind::kMismatch,
+      "restore: the saved state has " + beyond(saved, own) +
+          ", this cache has " + beyond(own, saved));
+}
+
 }  // namespace
 
 std::vector<std::string> SequenceCache::identity() const {
@@ -152,21 +175,7 @@ void SequenceCache::restore(const Snapshot& saved) {
     throw Error(ErrorKind::kInvalidArgument, "restore: a micro-batch is open");
   }
   ByteReader in(saved.bytes(kSequencePart));
-  const auto words = identity();
-  const auto count = in.get<std::uint64_t>();
-  for (std::size_t i = 0; i < words.size() && i < count; ++i) {
-    const std::string word = in.get_text();
-    if (word != words[i]) {
-      throw Error(
-          ErrorKind::kMismatch,
-          "restore: the saved state has '" + word + "', this cache has '" +
-              words[i] + "'");
-    }
-  }
-  if (count != words.size()) {
-    throw Error(
-        ErrorKind::kMismatch, "restore: the saved state is of another kind");
-  }
+  check_identity(in, identity());
   const auto offset = in.get<std::uint64_t>();
   if (offset > kMostTokens) {
     throw Error(

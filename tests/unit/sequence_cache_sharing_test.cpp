@@ -176,13 +176,15 @@ TEST(SequenceCacheSharingTest, ASnapshotBelongsToItsRuleAndBlock) {
         test::IsError(ErrorKind::kMismatch, part));
   };
   options.rule = BudgetRule::kPerLayer;
-  refused("rule shared");
+  refused("has 'rule shared', this cache has 'rule per-layer'");
+  options.rule = BudgetRule::kUniform;
+  refused("has 'rule shared', this cache has no such thing");
   options.rule = BudgetRule::kShared;
   options.floor = 0.5;
-  refused("least 8");
+  refused("has 'least 8', this cache has 'least 20'");
   options.floor = 0.2;
   options.block = 4;
-  refused("block 4");
+  refused("has no such thing, this cache has 'block 4'");
 }
 
 // Threads and which rows are where never change what is chosen.
