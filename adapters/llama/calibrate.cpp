@@ -73,8 +73,9 @@ namespace {
 constexpr const char* kReconstruction = "reconstruction";
 // Rows that attention uses as sinks are unlike all others.
 constexpr std::size_t kSinkRows = 8;
-// Below this attention a key is worth nothing, whatever the logarithm says.
+// Tokens of the shortest passage there is something to learn from.
 constexpr std::size_t kLeastPassage = 64;
+// Below this attention a key is worth nothing, whatever the logarithm says.
 constexpr float kLeastAttention = 1e-8F;
 
 // The largest attention paid to the first rows of every global head.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <span>
 #include <string>
@@ -58,7 +59,7 @@ void SequenceCache::share_budget() {
   const BudgetRule rule = policy_.options().rule;
   // Which plans share: the same key.
   using Key = std::array<std::size_t, 3>;
-  std::vector<Key> keys;
+  std::map<Key, std::size_t> places;
   for (std::size_t i = 0; i < plans_.size(); ++i) {
     const LayerShape& shape = shapes_[plans_[i].layer];
     if (shape.window != 0) continue;
@@ -66,15 +67,9 @@ void SequenceCache::share_budget() {
         plans_[i].group / shape.kv_heads,
         rule == BudgetRule::kShared ? 0 : plans_[i].layer,
         rule == BudgetRule::kUniform ? plans_[i].group : 0};
-    const auto known = std::find(keys.begin(), keys.end(), key);
-    if (known == keys.end()) {
-      keys.push_back(key);
-      sharings_.emplace_back();
-      sharings_.back().plans.push_back(i);
-    } else {
-      sharings_[static_cast<std::size_t>(known - keys.begin())].plans.push_back(
-          i);
-    }
+    const auto [place, added] = places.try_emplace(key, sharings_.size());
+    if (added) sharings_.emplace_back();
+    sharings_[place->second].plans.push_back(i);
   }
 }
 
