@@ -257,6 +257,7 @@ void add_stats(
   total.rows_mean = std::max(total.rows_mean, one.rows_mean);
   total.rows_min = std::min(total.rows_min, one.rows_min);
   total.rows_max = std::max(total.rows_max, one.rows_max);
+  total.rows_by_head = one.rows_by_head;
   total.evictions += one.evictions;
 }
 
@@ -278,6 +279,8 @@ Json to_json(const RunRecord& record) {
                            ? record.spec.llama_cache_type
                            : record.spec.cache_type;
   json["budget"] = limit(&Limits::budget);
+  json["budget_asked"] =
+      record.limits ? Json(record.spec.budget.text) : Json(nullptr);
   json["sink"] = limit(&Limits::sinks);
   json["recent"] = limit(&Limits::recent);
   json["interval"] = limit(&Limits::interval);
@@ -294,6 +297,8 @@ Json to_json(const RunRecord& record) {
   json["rows_kept"] = stats.rows_mean;
   json["rows_kept_min"] = stats.rows_min;
   json["rows_kept_max"] = stats.rows_max;
+  json["rows_by_head"] =
+      stats.rows_by_head.empty() ? Json(nullptr) : Json(stats.rows_by_head);
   json["evictions"] = stats.evictions;
   json["kv_bytes"] = {
       {"peak", stats.kv_bytes_peak}, {"full", stats.kv_bytes_full}};

@@ -121,12 +121,15 @@ struct RunRecord {
     const llama::Model& model);
 
 /// Adds the statistics of one sequence to a record over several: counts and
-/// seconds add up, sizes take their extremes. `first` replaces instead.
+/// seconds add up, sizes take their extremes, rows by head are the last ones.
+/// `first` replaces instead.
 void add_stats(
     llama::SessionStats& total, const llama::SessionStats& one, bool first);
 
-/// The JSON object that every run has. Budget, sink, recent and interval are
-/// null when the policy keeps every row. Reads the peak memory of this process.
+/// The JSON object that every run has. Budget (in rows, and as it was asked
+/// for), sink, recent and interval are null when the policy keeps every row,
+/// rows by head when it is llama.cpp's own. Reads the peak memory of this
+/// process.
 [[nodiscard]] Json to_json(const RunRecord& record);
 
 /// Largest resident size of this process so far, in bytes.

@@ -50,6 +50,13 @@ class EngineSession final : public Session {
     stats.rows_min = cache.rows_min;
     stats.rows_max = cache.rows_max;
     stats.evictions = cache.evictions;
+    for (std::size_t layer = 0; layer < cache_->layers(); ++layer) {
+      const KVStore& store = cache_->store(layer);
+      std::vector<std::size_t>& heads = stats.rows_by_head.emplace_back();
+      for (std::size_t head = 0; head < store.shape().groups(); ++head) {
+        heads.push_back(store.rows(head));
+      }
+    }
     return stats;
   }
 

@@ -29,6 +29,9 @@ struct SessionStats {
   double rows_mean = 0;           ///< rows per global head
   std::size_t rows_min = 0;
   std::size_t rows_max = 0;
+  /// Rows that each KV head of each layer holds now; empty for llama.cpp's own
+  /// cache.
+  std::vector<std::vector<std::size_t>> rows_by_head;
   std::uint64_t evictions = 0;
 };
 

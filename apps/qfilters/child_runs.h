@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "eval/run.h"
 #include "output.h"
 
 namespace qfilters::cli {
@@ -31,6 +32,26 @@ enum class Order {
     const CLI::App& command,
     const std::vector<Candidate>& candidates,
     Order order);
+
+/// The given options of `command` as another process takes them, but for
+/// --policy, --budget and --json; first the names of the commands.
+[[nodiscard]] std::vector<std::string> child_arguments(const CLI::App& command);
+
+/// How a process ended.
+struct ChildOutcome {
+  std::vector<Json> runs;  ///< of its JSON; none where it failed
+  std::string failure;     ///< why, in one line; empty where it did not
+  std::string warnings;    ///< what else it wrote on stderr
+};
+
+/// Runs the program with `arguments` (without its own name) in a process of its
+/// own; `progress` hears its steps. Throws Error kRuntime on SIGINT and
+/// SIGTERM, which are passed on.
+[[nodiscard]] ChildOutcome run_child(
+    const std::vector<std::string>& arguments, const eval::Progress& progress);
+
+/// The child's side: tells the parent of a step, on stdout.
+void report_step(std::size_t done, std::size_t total);
 
 /// The child's side of Order::kInTurns: stdin and stdout lead to the parent.
 class TurnTaker {

@@ -7,6 +7,7 @@
 #include "qfilters/error.h"
 
 #include "commands.h"
+#include "eval_sweep.h"
 #include "eval_tasks.h"
 #include "task_command.h"
 
@@ -191,10 +192,11 @@ void add_eval_command(CLI::App& app, Action& action) {
   CLI::App* const eval = app.add_subcommand(
       "eval", "Measure quality, speed and memory of policies side by side");
   eval->require_subcommand(1);
-  add_task(*eval, kPerplexity, action);
-  add_task(*eval, kNeedle, action);
-  add_task(*eval, kRuler, action);
-  add_task(*eval, kQuestions, action);
+  const Tasks tasks{&kPerplexity, &kNeedle, &kRuler, &kQuestions};
+  for (const Task* const task : tasks)
+    add_task(*eval, *task, action);
+  add_sweep_command(*eval, tasks, action);
+  add_report_command(*eval, action);
 }
 
 }  // namespace qfilters::cli

@@ -5,7 +5,6 @@
 
 #include <fmt/core.h>
 
-#include "child_runs.h"
 #include "run_table.h"
 
 namespace qfilters::cli {
@@ -52,6 +51,9 @@ Json run_here(
     const std::vector<eval::RunSpec>& specs) {
   const TaskInputs inputs = prepare(task, arguments, specs);
   const eval::RunSpec& spec = inputs.spec;
+  if (arguments.child && !task.in_turns) {
+    return task.run(arguments, inputs, report_step);
+  }
   if (task.in_turns && arguments.child) {
     TurnTaker turns;
     return task.run(
@@ -83,6 +85,18 @@ std::vector<Candidate> llama_candidates(const CLI::App& command) {
   return candidates;
 }
 
+}  // namespace
+
+Candidate candidate_of(const eval::RunSpec& spec) {
+  Candidate candidate{{"--policy", spec.policy}};
+  if (eval::is_bounded(spec.policy)) {
+    candidate.emplace_back("--budget", spec.budget.text);
+  }
+  return candidate;
+}
+
+namespace {
+
 std::vector<Json> run_all(
     const Task& task, const TaskArguments& arguments, const CLI::App& command) {
   const std::vector<eval::RunSpec> specs = make_specs(arguments.run);
@@ -93,8 +107,7 @@ std::vector<Json> run_all(
         candidates.push_back(std::move(each));
       }
     } else {
-      candidates.push_back(
-          {{"--policy", spec.policy}, {"--budget", spec.budget.text}});
+      candidates.push_back(candidate_of(spec));
     }
   }
   if (candidates.size() == 1) return {run_here(task, arguments, specs)};
@@ -104,7 +117,8 @@ std::vector<Json> run_all(
       command, candidates, task.in_turns ? Order::kInTurns : Order::kOneByOne);
 }
 
-/// A budget that nothing had to leave for says nothing about its policy.
+}  // namespace
+
 void warn_of_idle(const Json& run) {
   const auto evictions = run.find("evictions");
   if (run["budget"].is_null() || evictions == run.end() || *evictions != 0)
@@ -115,8 +129,9 @@ void warn_of_idle(const Json& run) {
       run["budget"].get<std::size_t>()));
 }
 
-void run_task(
-    const Task& task, TaskArguments& arguments, const CLI::App& command) {
+namespace {
+
+void check_arguments(const Task& task, TaskArguments& arguments) {
   std::vector<std::string> files = arguments.run.filters;
   files.insert(
       files.end(),
@@ -124,6 +139,11 @@ void run_task(
   check_outputs({arguments.run.common.json}, files);
   task.check(arguments);
   if (task.load != nullptr) task.load(arguments);
+}
+
+void run_task(
+    const Task& task, TaskArguments& arguments, const CLI::App& command) {
+  check_arguments(task, arguments);
   const std::vector<Json> runs = run_all(task, arguments, command);
   Json json;
   json["task"] = task.name;
@@ -137,28 +157,46 @@ void run_task(
 
 }  // namespace
 
+CLI::Option* add_text_options(CLI::App& command, TaskArguments& arguments) {
+  CLI::Option* const text =
+      command.add_option("--text", arguments.text, "Text to read")
+          ->type_name("FILE");
+  add_count(
+      command,
+      "--skip",
+      arguments.skip,
+      "Tokens of the text to leave out first");
+  return text;
+}
+
+void add_shared_options(CLI::App& command, TaskArguments& arguments) {
+  command
+      .add_option(
+          "--protocol",
+          arguments.run.protocol,
+          "streaming: rows are evicted while the text comes in")
+      ->capture_default_str();
+  add_run_options(command, arguments.run, Candidates::kList);
+}
+
+void add_task_options(
+    CLI::App& command, const Task& task, TaskArguments& arguments) {
+  if (task.reads_text) add_text_options(command, arguments)->required();
+  task.add_options(command, arguments);
+  add_shared_options(command, arguments);
+  command.add_flag(kChildFlag, arguments.child)->group("");
+}
+
+std::shared_ptr<const llama::Model> check_task(
+    const Task& task, TaskArguments& arguments) {
+  check_arguments(task, arguments);
+  return prepare(task, arguments, make_specs(arguments.run)).model;
+}
+
 void add_task(CLI::App& parent, const Task& task, Action& action) {
   CLI::App* const command = parent.add_subcommand(task.name, task.help);
   const auto arguments = std::make_shared<TaskArguments>();
-  if (task.reads_text) {
-    command->add_option("--text", arguments->text, "Text to read")
-        ->type_name("FILE")
-        ->required();
-    add_count(
-        *command,
-        "--skip",
-        arguments->skip,
-        "Tokens of the text to leave out first");
-  }
-  task.add_options(*command, *arguments);
-  command
-      ->add_option(
-          "--protocol",
-          arguments->run.protocol,
-          "streaming: rows are evicted while the text comes in")
-      ->capture_default_str();
-  add_run_options(*command, arguments->run, Candidates::kList);
-  command->add_flag(kChildFlag, arguments->child)->group("");
+  add_task_options(*command, task, *arguments);
   command->callback([&action, &task, command, arguments] {
     action = [&task, command, arguments] {
       run_task(task, *arguments, *command);

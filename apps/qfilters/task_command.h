@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "child_runs.h"
 #include "commands.h"
 #include "eval/run.h"
 #include "eval/tasks/decode.h"
@@ -72,7 +73,32 @@ struct Task {
       const TaskArguments& arguments,
       const TaskInputs& inputs,
       const std::vector<eval::RunSpec>& specs) = nullptr;
+  /// Whether one process serves all candidates, from one reading, instead of a
+  /// process each; null: never. `eval sweep` then starts it once.
+  bool (*serves_all)(const TaskArguments& arguments) = nullptr;
 };
+
+/// Adds --text and --skip; returns the first.
+CLI::Option* add_text_options(CLI::App& command, TaskArguments& arguments);
+
+/// Adds what all tasks have: model, policies, budgets and the like.
+void add_shared_options(CLI::App& command, TaskArguments& arguments);
+
+/// Adds all options of a task's own command.
+void add_task_options(
+    CLI::App& command, const Task& task, TaskArguments& arguments);
+
+/// Throws Error for all that would be refused before the first run; reads the
+/// task's own files into the arguments. Returns the model.
+std::shared_ptr<const llama::Model> check_task(
+    const Task& task, TaskArguments& arguments);
+
+/// What tells a run from the others; policies that keep all have no budget.
+[[nodiscard]] Candidate candidate_of(const eval::RunSpec& spec);
+
+/// Warns of a run whose budget nothing had to leave for: it says nothing about
+/// its policy.
+void warn_of_idle(const Json& run);
 
 /// Adds the subcommand that runs a task with each policy and budget, each in a
 /// process of its own, and prints a table. `task` must outlive `app`.

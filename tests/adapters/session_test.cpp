@@ -66,6 +66,9 @@ TEST_F(SessionRealTest, CountsRowsAndBytesOfBothKinds) {
   ours->prefill(tokens(128));
   SessionStats stats = ours->stats();
   EXPECT_EQ(stats.rows_max, 64U);
+  EXPECT_EQ(
+      stats.rows_by_head,
+      std::vector(30, std::vector<std::size_t>{64, 64, 64}));
   EXPECT_EQ(stats.kv_bytes_full, 128 * kRow);
   EXPECT_GE(stats.kv_bytes_peak, (64 + 256) * kRow);
   EXPECT_GT(stats.evictions, 0U);
@@ -79,6 +82,7 @@ TEST_F(SessionRealTest, CountsRowsAndBytesOfBothKinds) {
   EXPECT_EQ(stats.tokens, 128U);
   EXPECT_EQ(stats.rows_min, 128U);
   EXPECT_EQ(stats.rows_max, 128U);
+  EXPECT_TRUE(stats.rows_by_head.empty());
   EXPECT_EQ(stats.kv_bytes_full, 128 * kRow);
   EXPECT_EQ(stats.kv_bytes_peak, 512 * kRow) << "300 cells rounded up";
 }
@@ -237,7 +241,8 @@ TEST(SessionStateTest, RefusesWhatIsNotItsOwnAndStaysAsItWas) {
   const auto bounded =
       make_engine_session(model, Policy::make("streaming", {}), options_of(64));
   EXPECT_EQ(refusal(bounded->save()).kind(), ErrorKind::kMismatch);
-  EXPECT_THAT(refusal(Snapshot()).what(), HasSubstr("not that of a model's run"));
+  EXPECT_THAT(
+      refusal(Snapshot()).what(), HasSubstr("not that of a model's run"));
 
   Snapshot saved = before;
   saved.put_values<Token>("tokens", std::span(tokens).first(39));

@@ -184,6 +184,7 @@ TEST(RunTest, WritesEveryKeyOfTheContract) {
   record.stats.tokens = 4160;
   record.stats.rows_mean = 1040.5;
   record.stats.kv_bytes_peak = 7;
+  record.stats.rows_by_head = {{1040, 1041}, {1039, 1042}};
   record.prefill_tokens = 4096;
   record.prefill_seconds = 32;
   record.decode_tokens = 64;
@@ -204,6 +205,8 @@ TEST(RunTest, WritesEveryKeyOfTheContract) {
   EXPECT_EQ(json["tokens"], 4160);
   EXPECT_EQ(json["offset"], 4160);
   EXPECT_EQ(json["rows_kept"], 1040.5);
+  EXPECT_EQ(json["budget_asked"], "1024");
+  EXPECT_EQ(json["rows_by_head"], (Json{{1040, 1041}, {1039, 1042}}));
   EXPECT_EQ(json["kv_bytes"], (Json{{"peak", 7}, {"full", 0}}));
   EXPECT_EQ(json["tokens_per_second"]["prefill"], 128.0);
   EXPECT_EQ(json["tokens_per_second"]["decode"], 0.0);
@@ -218,7 +221,13 @@ TEST(RunTest, WritesNullForLimitsThatDoNotExist) {
   RunRecord record;
   record.spec.policy = "full";
   const Json json = to_json(record);
-  for (const char* key : {"budget", "sink", "recent", "interval"}) {
+  for (const char* key :
+       {"budget",
+        "budget_asked",
+        "sink",
+        "recent",
+        "interval",
+        "rows_by_head"}) {
     EXPECT_TRUE(json.at(key).is_null()) << key;
   }
 }
