@@ -53,11 +53,12 @@ std::string unfinished(const Json& sweep) {
     }
     if (failed == nullptr || !failed->is_array()) continue;
     for (const Json& run : *failed) {
+      const report::Result result{
+          text(run, {"policy"}), text(run, {"budget_asked"}), nullptr};
       failures += fmt::format(
-          "<li>{} {} {}: {}</li>\n",
+          "<li>{} {}: {}</li>\n",
           escape(name),
-          escape(text(run, {"policy"})),
-          escape(text(run, {"budget_asked"})),
+          escape(result.name()),
           escape(text(run, {"reason"})));
     }
   }
@@ -169,7 +170,8 @@ std::string sections(const Json& sweep) {
              lede(
                  "needle",
                  "A number hidden in a text, asked for when the text was cut. "
-                 "Columns: its depth. Cells: found of hidden, and the loss of "
+                 "Columns: its depth in percent. Cells: found of hidden, and "
+                 "the loss of "
                  "the answer per token; the darker, the likelier the answer."),
              report::needle_maps(sweep)) +
          section(
@@ -192,15 +194,19 @@ std::string sections(const Json& sweep) {
                  mapped,
                  "What each KV head held when <b>" + escape(mapped) +
                      "</b> ended: layers from left to right, heads from top "
-                     "to bottom, darker for more rows, one scale per budget."),
+                     "to bottom, darker for more rows, one scale per budget "
+                     "(three "
+                     "times the mean and more is darkest)."),
              report::row_maps(sweep)) +
          section(
              "Fidelity of attention",
              lede(
                  "fidelity",
                  "Layers from left to right, heads from top to bottom. Error: "
-                 "darker is worse, one scale for all. Correlation: darker is "
-                 "better, red is below zero."),
+                 "darker is worse, on a log scale from 0.001 to 1. "
+                 "Correlation: "
+                 "darker is better, red is below zero; budgets that do not "
+                 "change it are left out."),
              report::fidelity_maps(sweep)) +
          section(
              "What was run",

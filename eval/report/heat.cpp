@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include <fmt/core.h>
@@ -22,7 +23,9 @@ struct Needles {
 
 std::string label_of_value(const Json* value) {
   if (value == nullptr) return "?";
-  return value->is_string() ? value->get<std::string>() : value->dump();
+  if (value->is_string()) return value->get<std::string>();
+  return value->is_number() ? fmt::format("{:g}", value->get<double>())
+                            : value->dump();
 }
 
 void add_once(std::vector<std::string>& to, const std::string& word) {
@@ -61,7 +64,7 @@ std::string needle_map(const Json& cells, std::string_view by) {
   if (rows.empty()) return "";
   std::string out = fmt::format("<table><tr><th>{}</th>", by);
   for (const std::string& depth : depths)
-    out += "<th>" + escape(depth) + " %</th>";
+    out += "<th>" + escape(depth) + "</th>";
   out += "</tr>\n";
   for (const std::string& row : rows) {
     out += "<tr><th>" + escape(row) + "</th>";
@@ -76,10 +79,10 @@ std::string needle_map(const Json& cells, std::string_view by) {
       out += heat_cell(
           std::exp(-loss),
           fmt::format(
-              "{}/{} <small>{}</small>",
+              "{}/{}<br><small>{}</small>",
               needles.found,
               needles.count,
-              fixed(loss, 2)));
+              fixed(loss, loss < 10 ? 2 : 1)));
     }
     out += "</tr>\n";
   }
@@ -142,9 +145,13 @@ Range range_of(const Grid& grid) {
   return range;
 }
 
-/// Layers from left to right, heads from top to bottom; as dark as the value
-/// is of `most`, below zero in another colour.
-std::string layer_picture(const Grid& grid, double most, int digits) {
+/// Layers from left to right, heads from top to bottom; as dark as `shade` of
+/// a value's size says, 0 to 1, in the colour of what is bad where `bad` says.
+std::string layer_picture(
+    const Grid& grid,
+    int digits,
+    const std::function<double(double)>& shade,
+    const std::function<bool(double)>& bad) {
   std::size_t heads = 1;
   for (const auto& layer : grid)
     heads = std::max(heads, layer.size());
@@ -156,12 +163,12 @@ std::string layer_picture(const Grid& grid, double most, int digits) {
     for (std::size_t h = 0; h < grid[l].size(); ++h) {
       if (!grid[l][h]) continue;
       const double value = *grid[l][h];
-      const double share = most > 0 ? std::abs(value) / most : 0;
+      const double share = shade(std::abs(value));
       cells += fmt::format(
           "<rect class=\"cell{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
           "height=\"{:.1f}\" fill-opacity=\"{:.2f}\"><title>layer {}, head "
           "{}: {}</title></rect>",
-          value < 0 ? " off" : "",
+          bad(value) ? " off" : "",
           step * static_cast<double>(l),
           tall * static_cast<double>(h),
           step * 0.92,
@@ -183,8 +190,38 @@ std::string layer_picture(const Grid& grid, double most, int digits) {
       height + 1);
 }
 
-bool is_uniform(const Range& range) {
-  return range.high == range.low;
+/// For each budget the rows that are drawn darkest: the most there are, but
+/// three times the mean at most, or a single head would hide the others.
+std::map<std::string, double> darkest_rows(const std::vector<Result>& all) {
+  struct Sum {
+    double rows = 0;
+    double heads = 0;
+    double most = 0;
+  };
+
+  std::map<std::string, Sum> sums;
+  for (const Result& result : all) {
+    for (const auto& layer : grid_of(find(*result.run, {"rows_by_head"}))) {
+      Sum& sum = sums[result.budget];
+      for (const std::optional<double>& rows : layer) {
+        if (!rows) continue;
+        sum.rows += *rows;
+        sum.most = std::max(sum.most, *rows);
+        ++sum.heads;
+      }
+    }
+  }
+  std::map<std::string, double> out;
+  for (const auto& [budget, sum] : sums) {
+    if (sum.most > 0)
+      out[budget] = std::min(sum.most, 3 * sum.rows / sum.heads);
+  }
+  return out;
+}
+
+/// An error as a shade: 0.001 and less is white, 1 (all is lost) darkest.
+double shade_of_error(double error) {
+  return error > 0 ? 1 + std::log10(error) / 3 : 0;
 }
 
 }  // namespace
@@ -218,82 +255,90 @@ std::string mapped_task(const Json& sweep) {
 
 std::string row_maps(const Json& sweep) {
   const std::vector<Result> all = results(sweep, mapped_task(sweep));
-  std::map<std::string, double> most;  // by budget: one scale for its pictures
-  for (const Result& result : all) {
-    const Range range = range_of(grid_of(find(*result.run, {"rows_by_head"})));
-    if (range.empty() || result.budget.empty()) continue;
-    double& high = most[result.budget];
-    high = std::max(high, range.high);
-  }
+  const std::map<std::string, double> most = darkest_rows(all);
   std::string figures;
   std::string uniform;
+  std::string last;  // policy of the uniform ones
   for (const Result& result : all) {
     const Grid grid = grid_of(find(*result.run, {"rows_by_head"}));
     const Range range = range_of(grid);
     if (range.empty() || result.budget.empty()) continue;
-    if (is_uniform(range)) {
-      uniform += fmt::format(
-          "{}{} ({})",
-          uniform.empty() ? "" : ", ",
-          escape(result.name()),
-          fixed(range.low, 0));
+    if (range.high == range.low) {
+      const std::string rows = fixed(range.low, 0);
+      uniform += last == result.policy
+                     ? ", " + rows
+                     : (last.empty() ? "" : "), ") + escape(result.policy) +
+                           " (" + rows;
+      last = result.policy;
       continue;
     }
     figures += figure(
         sweep,
         result,
         fmt::format("{} to {} rows", fixed(range.low, 0), fixed(range.high, 0)),
-        layer_picture(grid, most[result.budget], 0));
+        layer_picture(
+            grid,
+            0,
+            [&](double rows) { return rows / most.at(result.budget); },
+            [](double) { return false; }));
   }
   std::string out = small_multiples(figures);
   if (!uniform.empty()) {
     out += "<p class=\"soft\">Every head held the same number of rows with " +
-           uniform + ".</p>\n";
+           uniform + ").</p>\n";
   }
   return out;
 }
 
 std::string fidelity_maps(const Json& sweep) {
-  const std::vector<Result> all = results(sweep, "fidelity");
-  std::vector<double> errors;
-  for (const Result& result : all) {
-    const Range range =
-        range_of(grid_of(find(*result.run, {"fidelity", "error"})));
-    if (!range.empty()) errors.push_back(range.high);
-  }
-  if (errors.empty()) return "";
-  const double most = *std::max_element(errors.begin(), errors.end());
-  std::string error_figures;
-  std::string rank_figures;
-  for (const Result& result : all) {
-    const Grid error = grid_of(find(*result.run, {"fidelity", "error"}));
-    const auto mean_error = number(*result.run, {"mean_error"});
-    if (!range_of(error).empty() && !result.budget.empty()) {
-      error_figures += figure(
+  std::string errors;
+  std::string ranks;
+  const Json* shown = nullptr;  // scores need not depend on the budget
+  for (const Result& result : results(sweep, "fidelity")) {
+    if (result.budget.empty()) continue;
+    const auto add = [&](std::string& to,
+                         const Result& of,
+                         const Json* values,
+                         std::string_view mean_key,
+                         int digits,
+                         const auto& shade,
+                         const auto& bad) {
+      const Grid grid = grid_of(values);
+      if (range_of(grid).empty()) return;
+      const auto mean = number(*of.run, {mean_key});
+      to += figure(
           sweep,
-          result,
-          mean_error ? "mean error " + fixed(*mean_error, 4) : "",
-          layer_picture(error, most, 4));
-    }
-    const Grid rank =
-        grid_of(find(*result.run, {"fidelity", "rank_correlation"}));
-    const auto mean_rank = number(*result.run, {"mean_rank_correlation"});
-    if (!range_of(rank).empty() && !result.budget.empty()) {
-      rank_figures += figure(
-          sweep,
-          result,
-          mean_rank ? "mean correlation " + fixed(*mean_rank, 3) : "",
-          layer_picture(rank, 1, 3));
-    }
+          of,
+          mean ? "mean " + fixed(*mean, digits) : "",
+          layer_picture(grid, digits, shade, bad));
+    };
+    add(errors,
+        result,
+        find(*result.run, {"fidelity", "error"}),
+        "mean_error",
+        4,
+        shade_of_error,
+        [](double) { return true; });
+    const Json* const rank =
+        find(*result.run, {"fidelity", "rank_correlation"});
+    if (rank == nullptr || (shown != nullptr && *shown == *rank)) continue;
+    shown = rank;
+    add(
+        ranks,
+        result,
+        rank,
+        "mean_rank_correlation",
+        3,
+        [](double size) { return size; },
+        [](double correlation) { return correlation < 0; });
   }
   std::string out;
-  if (!error_figures.empty()) {
-    out += "<h3>Error of the attention output</h3>\n" +
-           small_multiples(error_figures);
+  if (!errors.empty()) {
+    out += "<h3>Error of the attention output</h3>\n" + small_multiples(errors);
   }
-  if (!rank_figures.empty()) {
+  if (!ranks.empty()) {
     out += "<h3>Rank correlation of scores with later attention</h3>\n" +
-           small_multiples(rank_figures);
+           small_multiples(ranks);
   }
   return out;
 }

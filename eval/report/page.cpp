@@ -36,7 +36,7 @@ th { font-weight: 600; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
   background: var(--bg); z-index: 1; }
 td.text, th.text { text-align: left; white-space: normal; }
-.wide th { cursor: pointer; white-space: normal; min-width: 5.2em; }
+.wide th { cursor: pointer; white-space: normal; min-width: 4.6em; }
 .wide th[aria-sort=ascending]::after { content: " \25B2"; }
 .wide th[aria-sort=descending]::after { content: " \25BC"; }
 td small { color: var(--soft); }
@@ -58,8 +58,10 @@ figure { margin: 0; min-width: 0; break-inside: avoid; }
 figcaption { line-height: 1.3; margin-bottom: .2rem; }
 figcaption b { color: var(--fg); } figure.auto figcaption b { color: var(--auto); }
 figure.on figcaption b { color: var(--on); }
+.small figure { overflow-x: auto; }
 .small table { font-size: .78rem; width: 100%; }
-.small th, .small td { padding: .12rem .3rem; text-align: center; }
+.small th, .small td { padding: .1rem .15rem; text-align: center;
+  line-height: 1.15; vertical-align: middle; position: static; }
 svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 svg text.title { fill: var(--fg); font-weight: 600; font-size: 14px; }
@@ -91,7 +93,9 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
 @media (max-width: 500px) { body { padding: .7rem; }
-  .small { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); }
+  svg text { font-size: 14.5px; } svg text.title { font-size: 17px; }
+  .small { grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); }
+  .small th, .small td { padding: .1rem 0; font-size: .68rem; }
   .chips { flex-wrap: nowrap; overflow-x: auto; }
   dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; } }
 @media print { :root { --bg: #fff; --fg: #000; --soft: #444; --line: #ccc;

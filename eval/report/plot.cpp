@@ -214,7 +214,7 @@ std::string reference_lines(
         x,
         kTop - 10,
         escape(label));
-    x += 34 + 6.3 * static_cast<double>(label.size());
+    x += 40 + 7.0 * static_cast<double>(label.size());
   }
   return out;
 }

@@ -139,6 +139,9 @@ std::string numbers_table(const Json& sweep) {
       for (std::size_t i = 0; i < all.size(); ++i)
         rows[i] += measure_cell(runs, measure, all[i]);
     }
+  }
+  for (const std::string& task : tasks(sweep)) {
+    const std::vector<Result> runs = results(sweep, task);
     head += heading("rows kept", task) + heading("KV peak", task) +
             heading("evictions", task);
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -155,13 +158,27 @@ std::string numbers_table(const Json& sweep) {
          "</tr></thead>\n<tbody>\n" + body + "</tbody></table></div>\n";
 }
 
+namespace {
+
+/// Lets a line break after an underscore.
+std::string breakable(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    out += c;
+    if (c == '_') out += "<wbr>";
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string ruler_table(const Json& sweep) {
   const std::vector<Measure> kinds = ruler_kinds(sweep);
   const std::vector<Result> all = results(sweep, "ruler");
   if (kinds.empty()) return "";
   std::string head = "<th scope=\"col\">policy, budget</th><th>mean</th>";
   for (const Measure& kind : kinds)
-    head += "<th scope=\"col\">" + escape(kind.title) + "</th>";
+    head += "<th scope=\"col\">" + breakable(escape(kind.title)) + "</th>";
   const Measure mean{"ruler", {"score"}, "mean", false, 3, true};
   std::string body;
   for (const Result& result : all) {
