@@ -8,8 +8,6 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <optional>
-#include <set>
 #include <thread>
 
 #include <fmt/core.h>
@@ -24,19 +22,18 @@
 #include "interrupt.h"
 #include "run_table.h"
 #include "sweep_file.h"
+#include "sweep_options.h"
 
 namespace qfilters::cli {
 
 namespace {
-
-using Names = std::vector<std::string>;
 
 /// What the command line says; each task reads its options from the command.
 struct SweepArguments {
   TaskArguments shared;
   Names tasks{"perplexity", "needle", "ruler"};
   std::string out;
-  std::map<std::string, Names> passed_on;  // values as they came, by option
+  PassedOn passed_on;
 };
 
 /// A task of the sweep, checked.
@@ -54,107 +51,6 @@ struct Step {
   const SweepTask* task = nullptr;
   std::vector<SweepRun> runs;
 };
-
-// The options
-
-std::string name_of(const CLI::Option& option) {
-  return option.get_lnames().empty() ? "" : "--" + option.get_lnames().front();
-}
-
-/// The options that only this task has, as a command of its own.
-void for_options_of(
-    const Task& task, const std::function<void(const CLI::Option&)>& visit) {
-  CLI::App app;
-  TaskArguments arguments;
-  task.add_options(app, arguments);
-  for (const CLI::Option* const option : app.get_options()) {
-    if (name_of(*option) != "--help") visit(*option);
-  }
-}
-
-/// Options of tasks keep their names; one that several tasks have, or the
-/// sweep itself, also goes by --TASK-NAME, for that task alone.
-void add_options_of_tasks(
-    CLI::App& command, SweepArguments& arguments, const Tasks& tasks) {
-  std::map<std::string, std::vector<const Task*>> owners;
-  for (const Task* const task : tasks) {
-    for_options_of(*task, [&](const CLI::Option& option) {
-      owners[name_of(option)].push_back(task);
-    });
-  }
-  const auto add = [&](const std::string& name,
-                       const CLI::Option& like,
-                       const std::string& whose) {
-    if (command.get_option_no_throw(name) != nullptr) return;
-    std::string preset = like.get_default_str();
-    if (!preset.empty() && preset.front() != '[') preset = "[" + preset + "]";
-    command
-        .add_option(
-            name,
-            arguments.passed_on[name],
-            fmt::format("{}: {} {}", whose, like.get_description(), preset))
-        ->allow_extra_args(false)
-        ->type_name(like.get_type_name());
-  };
-  for (const Task* const task : tasks) {
-    for_options_of(*task, [&](const CLI::Option& option) {
-      const std::string name = name_of(option);
-      std::string whose;
-      for (const Task* const owner : owners[name])
-        whose += (whose.empty() ? "" : ", ") + owner->name;
-      const CLI::Option* const own = command.get_option_no_throw(name);
-      const bool taken = own != nullptr && arguments.passed_on.count(name) == 0;
-      if (owners[name].size() > 1 || taken) {
-        add("--" + task->name + "-" + name.substr(2), option, task->name);
-      }
-      if (!taken) add(name, option, whose);
-    });
-  }
-}
-
-/// The command line of a task's runs, from the options of the sweep.
-Names command_of(const CLI::App& sweep, const Task& task) {
-  Names words{sweep.get_parent()->get_name(), task.name};
-  CLI::App app;
-  TaskArguments ignored;
-  add_task_options(app, task, ignored);
-  const std::set<std::string> own{
-      "--policy", "--budget", "--json", "--tasks", "--out"};
-  for (const CLI::Option* const option : app.get_options()) {
-    const std::string name = name_of(*option);
-    if (name.empty() || name == kChildFlag) continue;
-    const CLI::Option* given =
-        sweep.get_option_no_throw("--" + task.name + "-" + name.substr(2));
-    if ((given == nullptr || given->count() == 0) && own.count(name) == 0) {
-      given = sweep.get_option_no_throw(name);
-    }
-    if (given == nullptr || given->count() == 0 || name == "--help") continue;
-    for (const std::string& value : given->results())
-      words.push_back(name + "=" + value);
-  }
-  return words;
-}
-
-std::string joined(const Names& words) {
-  std::string text;
-  for (const std::string& word : words)
-    text += (text.empty() ? "" : ",") + word;
-  return text;
-}
-
-/// Parses a task's command line as its own command would.
-void parse(const Names& words, const Task& task, TaskArguments& arguments) {
-  CLI::App app;
-  add_task_options(app, task, arguments);
-  std::vector<std::string> reversed(words.rbegin(), words.rend() - 2);
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        "sweep: " + task.name + ": " + error.what());
-  }
-}
 
 // What the runs are of
 
@@ -277,13 +173,16 @@ Json settings_of(
 
 // The runs
 
+/// Every policy with every budget, each once.
 std::vector<SweepRun> runs_of(const SweepTask& task) {
   std::vector<SweepRun> runs;
   for (const eval::RunSpec& spec : task.specs) {
-    runs.push_back(
-        {task.task->name,
-         spec.policy,
-         eval::is_bounded(spec.policy) ? spec.budget.text : ""});
+    const SweepRun run{
+        task.task->name,
+        spec.policy,
+        eval::is_bounded(spec.policy) ? spec.budget.text : ""};
+    if (std::find(runs.begin(), runs.end(), run) == runs.end())
+      runs.push_back(run);
   }
   return runs;
 }
@@ -508,7 +407,7 @@ void add_sweep_command(CLI::App& eval, const Tasks& tasks, Action& action) {
       ->required();
   add_text_options(*command, arguments->shared);
   add_shared_options(*command, arguments->shared);
-  add_options_of_tasks(*command, *arguments, tasks);
+  add_options_of_tasks(*command, tasks, arguments->passed_on);
   command->callback([&action, tasks, command, arguments] {
     action = [tasks, command, arguments] {
       run_sweep(*command, *arguments, tasks);

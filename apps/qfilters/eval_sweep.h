@@ -1,13 +1,9 @@
 #pragma once
 
-#include <vector>
-
 #include "commands.h"
-#include "task_command.h"
+#include "sweep_options.h"
 
 namespace qfilters::cli {
-
-using Tasks = std::vector<const Task*>;
 
 /// Adds `eval sweep`: every task with every policy and budget into one folder,
 /// each run in a process of its own, none twice. `tasks`: all there are; they

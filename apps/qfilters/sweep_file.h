@@ -14,6 +14,8 @@ struct SweepRun {
   std::string task;
   std::string policy;
   std::string budget;  ///< as it was asked for
+
+  friend bool operator==(const SweepRun&, const SweepRun&) = default;
 };
 
 /// The folder of a sweep: sweep.json with all that was run so far, and
