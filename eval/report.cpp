@@ -1,6 +1,8 @@
 #include "eval/report.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <vector>
 
 #include <fmt/core.h>
 
@@ -26,53 +28,64 @@ std::string tag(const Json& sweep, std::string_view task) {
          "</span>";
 }
 
-/// What did not end well, and what has not run yet.
-std::string unfinished(const Json& sweep) {
+/// Policies and budgets that a task lists under `key`.
+std::vector<report::Result> listed_runs(
+    const Json& sweep, std::string_view task, std::string_view key) {
+  std::vector<report::Result> out;
+  const Json* const runs = find(sweep, {"tasks", task, key});
+  if (runs == nullptr || !runs->is_array()) return out;
+  for (const Json& run : *runs) {
+    out.push_back({text(run, {"policy"}), text(run, {"budget_asked"}), &run});
+  }
+  return out;
+}
+
+/// Names of the tasks, whether they have runs or not.
+std::vector<std::string> all_tasks(const Json& sweep) {
+  std::vector<std::string> names;
   const Json* const tasks = find(sweep, {"tasks"});
-  if (tasks == nullptr || !tasks->is_object()) return "";
+  if (tasks == nullptr || !tasks->is_object()) return names;
+  for (const auto& [name, ignored] : tasks->items()) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+std::string missing_runs(const Json& sweep) {
   std::size_t planned = 0;
   std::size_t missing = 0;
-  std::string failures;
-  for (const auto& [name, task] : tasks->items()) {
-    const Json* const plan = find(task, {"planned"});
-    const Json* const failed = find(task, {"failures"});
-    const std::vector<report::Result> there = report::results(sweep, name);
-    if (plan != nullptr && plan->is_array()) {
-      for (const Json& run : *plan) {
-        ++planned;
-        missing += std::none_of(
-                       there.begin(),
-                       there.end(),
-                       [&](const report::Result& result) {
-                         return result.policy == text(run, {"policy"}) &&
-                                result.budget == text(run, {"budget_asked"});
-                       })
-                       ? 1
-                       : 0;
-      }
+  for (const std::string& task : all_tasks(sweep)) {
+    const std::vector<report::Result> there = report::results(sweep, task);
+    for (const report::Result& run : listed_runs(sweep, task, "planned")) {
+      const bool ran =
+          std::any_of(there.begin(), there.end(), [&](const auto& each) {
+            return each.name() == run.name();
+          });
+      ++planned;
+      missing += ran ? 0 : 1;
     }
-    if (failed == nullptr || !failed->is_array()) continue;
-    for (const Json& run : *failed) {
-      const report::Result result{
-          text(run, {"policy"}), text(run, {"budget_asked"}), nullptr};
-      failures += fmt::format(
+  }
+  if (missing == 0) return "";
+  return fmt::format(
+      "<p><b>Not complete: {} of {} runs are missing.</b> The same command "
+      "goes on with them.</p>\n",
+      missing,
+      planned);
+}
+
+std::string failed_runs(const Json& sweep) {
+  std::string items;
+  for (const std::string& task : all_tasks(sweep)) {
+    for (const report::Result& run : listed_runs(sweep, task, "failures")) {
+      items += fmt::format(
           "<li>{} {}: {}</li>\n",
-          escape(name),
-          escape(result.name()),
-          escape(text(run, {"reason"})));
+          escape(task),
+          escape(run.name()),
+          escape(text(*run.run, {"reason"})));
     }
   }
-  std::string out;
-  if (missing > 0) {
-    out += fmt::format(
-        "<p><b>Not complete: {} of {} runs are missing.</b> The same command "
-        "goes on with them.</p>\n",
-        missing,
-        planned);
-  }
-  if (!failures.empty())
-    out += "<p><b>Runs that failed:</b></p>\n<ul>\n" + failures + "</ul>\n";
-  return out;
+  if (items.empty()) return "";
+  return "<p><b>Runs that failed:</b></p>\n<ul>\n" + items + "</ul>\n";
 }
 
 std::string chips(const Json& sweep) {
@@ -143,21 +156,19 @@ std::string what_was_run(const Json& sweep) {
   return items.empty() ? "" : "<dl>\n" + items + "</dl>\n";
 }
 
-std::string sections(const Json& sweep) {
-  const std::string agnostic =
-      "Each context was read and cut to its budget before anything was asked "
-      "about it, the same for every policy.";
-  const auto lede = [&](std::string_view task, const std::string& words) {
-    return words + tag(sweep, task);
-  };
-  const std::string timed = report::timed_task(sweep);
-  const std::string mapped = report::mapped_task(sweep);
+constexpr const char* kAgnostic =
+    "Each context was read and cut to its budget before anything was asked "
+    "about it, the same for every policy.";
+
+std::string quality_sections(const Json& sweep) {
   return section(
              "Quality against memory",
-             "Up and to the left is good where higher is better, down and to "
-             "the left where lower is. <b>auto</b> is blue; point at or tap "
-             "another policy to bring it out everywhere on this page. " +
-                 agnostic,
+             std::string(
+                 "Up and to the left is good where higher is better, down and "
+                 "to the left where lower is. <b>auto</b> is blue; point at or "
+                 "tap another policy to bring it out everywhere on this "
+                 "page. ") +
+                 kAgnostic,
              plots(sweep)) +
          section(
              "All numbers",
@@ -167,50 +178,49 @@ std::string sections(const Json& sweep) {
              report::numbers_table(sweep)) +
          section(
              "Needles",
-             lede(
-                 "needle",
-                 "A number hidden in a text, asked for when the text was cut. "
-                 "Columns: its depth in percent. Cells: found of hidden, and "
-                 "the loss of "
-                 "the answer per token; the darker, the likelier the answer."),
+             "A number hidden in a text, asked for when the text was cut. "
+             "Columns: its depth in percent. Cells: found of hidden, and the "
+             "loss of the answer per token; the darker, the likelier the "
+             "answer." +
+                 tag(sweep, "needle"),
              report::needle_maps(sweep)) +
          section(
              "RULER by kind of task",
-             lede(
-                 "ruler",
-                 "Share of the expected answers that were given, 0 to 1."),
-             report::ruler_table(sweep)) +
-         section(
+             "Share of the expected answers that were given, 0 to 1." +
+                 tag(sweep, "ruler"),
+             report::ruler_table(sweep));
+}
+
+std::string cost_sections(const Json& sweep) {
+  const std::string timed = report::timed_task(sweep);
+  const std::string mapped = report::mapped_task(sweep);
+  return section(
              "Speed",
-             lede(
-                 timed,
-                 "Taken while <b>" + escape(timed) +
-                     "</b> ran, one run after the other; the share of eviction "
-                     "is of prefill and decode together."),
+             "Taken while <b>" + escape(timed) +
+                 "</b> ran, one run after the other; the share of eviction is "
+                 "of prefill and decode together." +
+                 tag(sweep, timed),
              report::speed_table(sweep)) +
          section(
              "Rows by layer and head",
-             lede(
-                 mapped,
-                 "What each KV head held when <b>" + escape(mapped) +
-                     "</b> ended: layers from left to right, heads from top "
-                     "to bottom, darker for more rows, one scale per budget "
-                     "(three "
-                     "times the mean and more is darkest)."),
+             "What each KV head held when <b>" + escape(mapped) +
+                 "</b> ended: layers from left to right, heads from top to "
+                 "bottom, darker for more rows, one scale per budget (three "
+                 "times the mean and more is darkest)." +
+                 tag(sweep, mapped),
              report::row_maps(sweep)) +
          section(
              "Fidelity of attention",
-             lede(
-                 "fidelity",
-                 "Layers from left to right, heads from top to bottom. Error: "
-                 "darker is worse, on a log scale from 0.001 to 1. "
-                 "Correlation: "
-                 "darker is better, red is below zero; budgets that do not "
-                 "change it are left out."),
+             "Layers from left to right, heads from top to bottom. Error: "
+             "darker is worse, on a log scale from 0.001 to 1. Correlation: "
+             "darker is better, red is below zero; budgets that do not change "
+             "it are left out." +
+                 tag(sweep, "fidelity"),
              report::fidelity_maps(sweep)) +
          section(
              "What was run",
-             "Every number on this page comes from these runs. " + agnostic,
+             std::string("Every number on this page comes from these runs. ") +
+                 kAgnostic,
              what_was_run(sweep));
 }
 
@@ -229,8 +239,8 @@ std::string make_report(const Json& sweep) {
       report::style(),
       title,
       report::verdict_html(sweep),
-      unfinished(sweep),
-      sections(sweep),
+      missing_runs(sweep) + failed_runs(sweep),
+      quality_sections(sweep) + cost_sections(sweep),
       report::script());
 }
 

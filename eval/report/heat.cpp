@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 
 #include <fmt/core.h>
@@ -127,8 +128,8 @@ Grid grid_of(const Json* json) {
 }
 
 struct Range {
-  double low = INFINITY;
-  double high = -INFINITY;
+  double low = std::numeric_limits<double>::infinity();
+  double high = -std::numeric_limits<double>::infinity();
 
   [[nodiscard]] bool empty() const { return high < low; }
 };

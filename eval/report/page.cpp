@@ -2,8 +2,9 @@
 
 namespace qfilters::eval::report {
 
-std::string_view style() {
-  return R"css(
+namespace {
+
+constexpr std::string_view kStyle = R"css(
 :root { color-scheme: light dark; --bg: #fff; --fg: #1c2128; --soft: #59636e;
   --line: #d5dae0; --band: #f4f6f8; --grey: #a3abb5; --auto: #0b62d6;
   --on: #c2410c; --good: 34, 139, 87; --bad: #b42318; --fine: #1a7f45; }
@@ -99,16 +100,17 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; min-width: 0
   .chips { flex-wrap: nowrap; overflow-x: auto; }
   dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; } }
 @media print { :root { --bg: #fff; --fg: #000; --soft: #444; --line: #ccc;
-  --band: #f4f4f4; --grey: #999; --auto: #0b62d6; }
-  body { max-width: none; font-size: 11px; } .chips { display: none; }
+  --band: #f4f4f4; --grey: #999; --auto: #0b62d6;
+  --good: 34, 139, 87; --bad: #b42318; --fine: #1a7f45; }
+  body { max-width: none; padding: 0; font-size: 11px; }
+  .chips { display: none; } .grid { grid-template-columns: 1fr 1fr; }
+  .small { grid-template-columns: repeat(4, 1fr); }
   .scroll { overflow: visible; } td, th { position: static !important;
   white-space: normal; padding: .1rem .3rem; } section { break-inside: auto; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 )css";
-}
 
-std::string_view script() {
-  return R"js(
+constexpr std::string_view kScript = R"js(
 (function () {
   'use strict';
   var pinned = new Set(), over = null;
@@ -156,6 +158,15 @@ std::string_view script() {
   });
 })();
 )js";
+
+}  // namespace
+
+std::string_view style() {
+  return kStyle;
+}
+
+std::string_view script() {
+  return kScript;
 }
 
 }  // namespace qfilters::eval::report

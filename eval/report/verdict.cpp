@@ -157,7 +157,8 @@ std::string best_table(
   for (const std::string& budget : budgets(sweep))
     head += "<th class=\"text\">budget " + escape(budget) + "</th>";
   return "<div class=\"scroll\"><table>\n<caption>The best policy of each task "
-         "mean at each budget; full keeps every row</caption>\n<thead><tr><th "
+         "mean at each budget, all query-agnostic; full keeps every "
+         "row</caption>\n<thead><tr><th "
          "class=\"text\">mean</th><th>full</th>" +
          head + "</tr></thead>\n<tbody>\n" + rows + "</tbody></table></div>\n";
 }
