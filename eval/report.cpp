@@ -103,8 +103,9 @@ std::string chips(const Json& sweep) {
 
 std::string plots(const Json& sweep) {
   std::string out;
-  for (const report::Measure& measure : report::task_means(sweep))
+  for (const report::Measure& measure : report::task_means(sweep)) {
     out += report::quality_plot(sweep, measure);
+  }
   return out.empty()
              ? ""
              : chips(sweep) + "<div class=\"grid\">\n" + out + "</div>\n";
@@ -134,8 +135,9 @@ std::string what_was_run(const Json& sweep) {
   };
   std::string items;
   const std::string command = setting("command");
-  if (!command.empty())
+  if (!command.empty()) {
     items += item("command", "<code>" + command + "</code>");
+  }
   items += item("date", setting("date"));
   items += item("qfilters", setting("version"));
   items += item("model", listed(find(sweep, {"settings", "model"})));

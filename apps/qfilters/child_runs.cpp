@@ -71,8 +71,9 @@ void pass_on(const std::string& report, const eval::Progress& progress) {
 
 std::string describe(const Candidate& candidate) {
   std::string text;
-  for (const auto& [name, value] : candidate)
+  for (const auto& [name, value] : candidate) {
     text += (text.empty() ? "" : " ") + value;
+  }
   return text;
 }
 
@@ -112,8 +113,10 @@ class Child {
     arguments.push_back("--json=" + options_.json);
     arguments.emplace_back(kChildFlag);
     std::vector<char*> pointers;
-    for (std::string& argument : arguments)
+    pointers.reserve(arguments.size() + 1);
+    for (std::string& argument : arguments) {
       pointers.push_back(argument.data());
+    }
     pointers.push_back(nullptr);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
@@ -156,7 +159,7 @@ class Child {
   }
 
   /// Lets the child make a step; its report, or none when it has ended.
-  std::optional<std::string> step() {
+  [[nodiscard]] std::optional<std::string> step() const {
     // A child that is gone shows at the read.
     while (::write(turn_write_, "\n", 1) < 0 && errno == EINTR) {
     }

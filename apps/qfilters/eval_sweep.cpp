@@ -117,8 +117,9 @@ std::string processor() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
     const std::size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != line.npos)
+    if (line.starts_with("model name") && colon != line.npos) {
       return line.substr(colon + 2);
+    }
   }
   return "unknown";
 }
@@ -132,12 +133,14 @@ std::string now() {
 
 std::string command_line(const CLI::App& command) {
   std::string line = "qfilters";
-  for (const std::string& word : child_arguments(command))
+  for (const std::string& word : child_arguments(command)) {
     line += " " + word;
+  }
   for (const char* const name : {"--policy", "--budget"}) {
     const CLI::Option* const option = command.get_option(name);
-    if (option->count() > 0)
+    if (option->count() > 0) {
       line += fmt::format(" {}={}", name, joined(option->results()));
+    }
   }
   return line;
 }
@@ -181,8 +184,9 @@ std::vector<SweepRun> runs_of(const SweepTask& task) {
         task.task->name,
         spec.policy,
         eval::is_bounded(spec.policy) ? spec.budget.text : ""};
-    if (std::find(runs.begin(), runs.end(), run) == runs.end())
+    if (std::find(runs.begin(), runs.end(), run) == runs.end()) {
       runs.push_back(run);
+    }
   }
   return runs;
 }
@@ -214,8 +218,9 @@ Names arguments_of(const Step& step) {
   Names policies;
   Names budgets;
   const auto add = [](Names& to, const std::string& word) {
-    if (!word.empty() && std::find(to.begin(), to.end(), word) == to.end())
+    if (!word.empty() && std::find(to.begin(), to.end(), word) == to.end()) {
       to.push_back(word);
+    }
   };
   for (const SweepRun& run : step.runs) {
     add(policies, run.policy);
@@ -336,8 +341,9 @@ void print_results(const std::vector<SweepTask>& tasks, const SweepFile& file) {
   for (const SweepTask& task : tasks) {
     const std::vector<Json> runs = file.runs(task.task->name);
     if (runs.empty()) continue;
-    for (const Json& run : runs)
+    for (const Json& run : runs) {
       warn_of_idle(run);
+    }
     fmt::print("{}\n{}\n", task.task->name, make_table(task.task->name, runs));
   }
   fmt::print("report: {}\n", file.report_path().string());
@@ -353,8 +359,9 @@ void run_sweep(
   for (SweepTask& task : checked) {
     file.set_task(task.task->name, task.options);
     task.model.reset();
-    for (const SweepRun& run : runs_of(task))
+    for (const SweepRun& run : runs_of(task)) {
       all.push_back(run);
+    }
   }
   std::filesystem::create_directories(sweep.out);
   check_outputs(
@@ -390,8 +397,9 @@ void add_sweep_command(CLI::App& eval, const Tasks& tasks, Action& action) {
       "sweep", "Several tasks with every policy and budget, and a report");
   const auto arguments = std::make_shared<SweepArguments>();
   std::string names;
-  for (const Task* const task : tasks)
+  for (const Task* const task : tasks) {
     names += (names.empty() ? "" : ", ") + task->name;
+  }
   command->add_option("--tasks", arguments->tasks, "Which: " + names)
       ->delimiter(',')
       ->allow_extra_args(false)

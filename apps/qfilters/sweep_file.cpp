@@ -38,8 +38,9 @@ void check_same(const std::string& name, const Json& there, const Json& now) {
 std::string difference(const Json& of, const Json& without) {
   std::string text;
   for (const Json& option : of) {
-    if (std::find(without.begin(), without.end(), option) != without.end())
+    if (std::find(without.begin(), without.end(), option) != without.end()) {
       continue;
+    }
     text += (text.empty() ? "" : " ") + text_of(option);
   }
   return text.empty() ? "the default" : text;
@@ -141,8 +142,9 @@ const Json& SweepFile::runs(const std::string& task) const {
 
 std::size_t SweepFile::failures() const {
   std::size_t count = 0;
-  for (const Json& task : json_["tasks"])
+  for (const Json& task : json_["tasks"]) {
     count += task["failures"].size();
+  }
   return count;
 }
 

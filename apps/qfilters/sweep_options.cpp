@@ -26,42 +26,49 @@ void for_options_of(
   }
 }
 
+/// Adds an option that keeps its values as they come, once.
+void add_passed_on(
+    CLI::App& command,
+    const std::string& name,
+    const CLI::Option& like,
+    const Names& tasks,
+    PassedOn& passed_on) {
+  if (command.get_option_no_throw(name) != nullptr) return;
+  std::string preset = like.get_default_str();
+  if (!preset.empty() && preset.front() != '[') preset = "[" + preset + "]";
+  const std::string help =
+      fmt::format("{}: {} {}", joined(tasks), like.get_description(), preset);
+  command.add_option(name, passed_on[name], help)
+      ->allow_extra_args(false)
+      ->type_name(like.get_type_name());
+}
+
 }  // namespace
 
 void add_options_of_tasks(
     CLI::App& command, const Tasks& tasks, PassedOn& passed_on) {
-  std::map<std::string, std::vector<const Task*>> owners;
+  std::map<std::string, Names> owners;
   for (const Task* const task : tasks) {
     for_options_of(*task, [&](const CLI::Option& option) {
-      owners[name_of(option)].push_back(task);
+      owners[name_of(option)].push_back(task->name);
     });
   }
-  const auto add = [&](const std::string& name,
-                       const CLI::Option& like,
-                       const std::string& whose) {
-    if (command.get_option_no_throw(name) != nullptr) return;
-    std::string preset = like.get_default_str();
-    if (!preset.empty() && preset.front() != '[') preset = "[" + preset + "]";
-    command
-        .add_option(
-            name,
-            passed_on[name],
-            fmt::format("{}: {} {}", whose, like.get_description(), preset))
-        ->allow_extra_args(false)
-        ->type_name(like.get_type_name());
-  };
   for (const Task* const task : tasks) {
     for_options_of(*task, [&](const CLI::Option& option) {
       const std::string name = name_of(option);
-      std::string whose;
-      for (const Task* const owner : owners[name])
-        whose += (whose.empty() ? "" : ", ") + owner->name;
-      const CLI::Option* const own = command.get_option_no_throw(name);
-      const bool taken = own != nullptr && passed_on.count(name) == 0;
+      const bool taken = command.get_option_no_throw(name) != nullptr &&
+                         passed_on.count(name) == 0;
       if (owners[name].size() > 1 || taken) {
-        add("--" + task->name + "-" + name.substr(2), option, task->name);
+        add_passed_on(
+            command,
+            "--" + task->name + "-" + name.substr(2),
+            option,
+            {task->name},
+            passed_on);
       }
-      if (!taken) add(name, option, whose);
+      if (!taken) {
+        add_passed_on(command, name, option, owners[name], passed_on);
+      }
     });
   }
 }
@@ -82,16 +89,18 @@ Names command_of(const CLI::App& sweep, const Task& task) {
       given = sweep.get_option_no_throw(name);
     }
     if (given == nullptr || given->count() == 0 || name == "--help") continue;
-    for (const std::string& value : given->results())
-      words.push_back(name + "=" + value);
+    for (const std::string& value : given->results()) {
+      words.push_back(fmt::format("{}={}", name, value));
+    }
   }
   return words;
 }
 
 std::string joined(const Names& words) {
   std::string text;
-  for (const std::string& word : words)
+  for (const std::string& word : words) {
     text += (text.empty() ? "" : ",") + word;
+  }
   return text;
 }
 

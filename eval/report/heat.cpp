@@ -39,8 +39,9 @@ std::string_view rows_by(const std::vector<Result>& all) {
   for (const Result& result : all) {
     const Json* const cells = find(*result.run, {"cells"});
     if (cells == nullptr || !cells->is_array()) continue;
-    for (const Json& cell : *cells)
+    for (const Json& cell : *cells) {
       add_once(lengths, label_of_value(find(cell, {"length"})));
+    }
   }
   return lengths.size() > 1 ? "length" : "key";
 }
@@ -64,8 +65,9 @@ std::string needle_map(const Json& cells, std::string_view by) {
   }
   if (rows.empty()) return "";
   std::string out = fmt::format("<table><tr><th>{}</th>", by);
-  for (const std::string& depth : depths)
+  for (const std::string& depth : depths) {
     out += "<th>" + escape(depth) + "</th>";
+  }
   out += "</tr>\n";
   for (const std::string& row : rows) {
     out += "<tr><th>" + escape(row) + "</th>";
@@ -154,8 +156,9 @@ std::string layer_picture(
     const std::function<double(double)>& shade,
     const std::function<bool(double)>& bad) {
   std::size_t heads = 1;
-  for (const auto& layer : grid)
+  for (const auto& layer : grid) {
     heads = std::max(heads, layer.size());
+  }
   constexpr double kWide = 240;
   const double step = kWide / static_cast<double>(grid.size());
   const double tall = std::clamp(64.0 / static_cast<double>(heads), 3.0, 12.0);
@@ -214,8 +217,9 @@ std::map<std::string, double> darkest_rows(const std::vector<Result>& all) {
   }
   std::map<std::string, double> out;
   for (const auto& [budget, sum] : sums) {
-    if (sum.most > 0)
+    if (sum.most > 0) {
       out[budget] = std::min(sum.most, 3 * sum.rows / sum.heads);
+    }
   }
   return out;
 }
@@ -247,8 +251,9 @@ std::string mapped_task(const Json& sweep) {
   for (const std::string& task : tasks(sweep)) {
     for (const Result& result : results(sweep, task)) {
       if (!result.budget.empty() &&
-          !range_of(grid_of(find(*result.run, {"rows_by_head"}))).empty())
+          !range_of(grid_of(find(*result.run, {"rows_by_head"}))).empty()) {
         return task;
+      }
     }
   }
   return "";

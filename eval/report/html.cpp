@@ -35,8 +35,9 @@ std::string escape(std::string_view text) {
 std::string fixed(double value, int digits) {
   std::string text = fmt::format("{:.{}f}", value, digits);
   // "-0.00" says no more than "0.00".
-  if (text.find_first_not_of("-0.") == text.npos && text.front() == '-')
+  if (text.find_first_not_of("-0.") == text.npos && text.front() == '-') {
     text.erase(0, 1);
+  }
   return text;
 }
 

@@ -64,8 +64,9 @@ std::vector<Line> lines_of(
     const auto bytes = number(*result.run, {"kv_bytes", "peak"});
     const auto value = measure.of(*result.run);
     if (result.budget.empty() || !value || !bytes || *bytes <= 0) continue;
-    if (lines.empty() || lines.back().policy != result.policy)
+    if (lines.empty() || lines.back().policy != result.policy) {
       lines.push_back({result.policy, {}});
+    }
     lines.back().points.push_back({*bytes, *value, result.budget});
   }
   for (Line& line : lines) {
@@ -124,8 +125,9 @@ Frame frame_of(
       frame.x_high = std::max(frame.x_high, point.x);
     }
   }
-  for (const Reference& reference : references)
+  for (const Reference& reference : references) {
     values.push_back(reference.y);
+  }
   frame.x_low /= 1.12;
   frame.x_high *= 1.12;
   choose_values(frame, measure, values);
@@ -147,9 +149,10 @@ std::string value_axis(const Frame& frame) {
   const double step = tick_step(frame.y_high - frame.y_low, 5);
   const int digits =
       std::max(0, static_cast<int>(-std::floor(std::log10(step))));
-  for (double value = std::ceil(frame.y_low / step) * step;
-       value <= frame.y_high + step * 1e-6;
-       value += step) {
+  const auto first = static_cast<int>(std::ceil(frame.y_low / step));
+  const auto last = static_cast<int>(std::floor(frame.y_high / step + 1e-6));
+  for (int tick = first; tick <= last; ++tick) {
+    const double value = step * tick;
     const double y = frame.y(value);
     out += fmt::format(
         "<path class=\"axis\" d=\"M{:.1f} {:.1f}H{:.1f}\"/><text x=\"{:.1f}\" "
@@ -168,9 +171,9 @@ std::string bytes_axis(const Frame& frame) {
   constexpr double kMebi = 1 << 20;
   std::string out;
   double last = -1e9;
-  for (double power = 1.0 / 1024; power < 1e9; power *= 2) {
+  for (int power = -10; power < 30; ++power) {
     for (const double factor : {1.0, 1.25, 1.5, 1.75}) {
-      const double value = factor * power * kMebi;
+      const double value = std::ldexp(factor, power) * kMebi;
       if (value < frame.x_low || value > frame.x_high) continue;
       const double x = frame.x(value);
       if (x - last < 52) continue;
@@ -274,13 +277,16 @@ std::vector<double> label_places(
     return end_of(a) < end_of(b);
   });
   std::vector<double> wanted;
-  for (const std::size_t line : order)
+  wanted.reserve(order.size());
+  for (const std::size_t line : order) {
     wanted.push_back(end_of(line));
+  }
   const std::vector<double> placed =
       spread(wanted, kLabelGap, kTop, kBottom + 20);
   std::vector<double> places(lines.size());
-  for (std::size_t i = 0; i < order.size(); ++i)
+  for (std::size_t i = 0; i < order.size(); ++i) {
     places[order[i]] = placed[i];
+  }
   return places;
 }
 
@@ -314,8 +320,9 @@ std::string quality_plot(const Json& sweep, const Measure& measure) {
   for (std::size_t i = 0; i < lines.size(); ++i) {
     std::string& to = lines[i].policy == "auto" ? last : drawn;
     to += draw_line(sweep, lines[i], frame, measure, labels[i]);
-    for (const Point& point : lines[i].points)
+    for (const Point& point : lines[i].points) {
       off = off || !frame.shows(point.y);
+    }
   }
   const std::string title = fmt::format(
       "{} ({} is better)",

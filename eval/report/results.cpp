@@ -46,8 +46,9 @@ int policy_rank(const std::string& policy) {
 const Json* find(
     const Json& json, std::initializer_list<std::string_view> keys) {
   const Json* at = &json;
-  for (const std::string_view key : keys)
+  for (const std::string_view key : keys) {
     at = step_into(at, key);
+  }
   return at;
 }
 
@@ -107,8 +108,9 @@ std::vector<std::string> tasks(const Json& sweep) {
 std::vector<std::string> policies(const Json& sweep) {
   std::vector<std::string> names;
   for (const std::string& task : tasks(sweep)) {
-    for (const Result& result : results(sweep, task))
+    for (const Result& result : results(sweep, task)) {
       add_once(names, result.policy);
+    }
   }
   std::stable_sort(
       names.begin(), names.end(), [](const auto& a, const auto& b) {
@@ -132,8 +134,9 @@ std::vector<std::string> budgets(const Json& sweep) {
 
 std::optional<double> Measure::of(const Json& run) const {
   const Json* at = &run;
-  for (const std::string& key : keys)
+  for (const std::string& key : keys) {
     at = step_into(at, key);
+  }
   return finite(at);
 }
 
@@ -182,10 +185,12 @@ std::vector<Measure> ruler_kinds(const Json& sweep) {
   for (const Result& result : results(sweep, "ruler")) {
     const Json* const tasks = find(*result.run, {"tasks"});
     if (tasks == nullptr || !tasks->is_object()) continue;
-    for (const auto& [kind, ignored] : tasks->items())
+    for (const auto& [kind, ignored] : tasks->items()) {
       add_once(kinds, kind);
+    }
   }
   std::vector<Measure> out;
+  out.reserve(kinds.size());
   for (const std::string& kind : kinds) {
     out.push_back({"ruler", {"tasks", kind, "score"}, kind, false, 3, true});
   }
@@ -198,8 +203,9 @@ std::optional<double> value_of(
     std::string_view policy,
     std::string_view budget) {
   for (const Result& result : results) {
-    if (result.policy == policy && result.budget == budget)
+    if (result.policy == policy && result.budget == budget) {
       return measure.of(*result.run);
+    }
   }
   return std::nullopt;
 }
@@ -223,8 +229,9 @@ std::string label_of(const Json& sweep, std::string_view task) {
     add_once(protocols, protocol.empty() ? "streaming" : protocol);
   }
   std::string label = agnostic ? "query-agnostic" : "some numbers query-aware";
-  for (const std::string& protocol : protocols)
+  for (const std::string& protocol : protocols) {
     label += ", " + protocol;
+  }
   return label;
 }
 

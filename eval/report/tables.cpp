@@ -16,8 +16,9 @@ std::vector<Result> candidates(const Json& sweep) {
   std::vector<Result> out;
   for (const std::string& policy : policies(sweep)) {
     std::vector<std::string> all{""};
-    for (const std::string& budget : budgets(sweep))
+    for (const std::string& budget : budgets(sweep)) {
       all.push_back(budget);
+    }
     for (const std::string& budget : all) {
       for (const std::string& task : tasks(sweep)) {
         const std::vector<Result> runs = results(sweep, task);
@@ -84,8 +85,9 @@ std::string measure_cell(
 
 const Json* run_of(const std::vector<Result>& all, const Result& like) {
   for (const Result& result : all) {
-    if (result.policy == like.policy && result.budget == like.budget)
+    if (result.policy == like.policy && result.budget == like.budget) {
       return result.run;
+    }
   }
   return nullptr;
 }
@@ -136,8 +138,9 @@ std::string numbers_table(const Json& sweep) {
     for (const Measure& measure : measures) {
       if (measure.task != task) continue;
       head += heading(measure.title, label_of(sweep, task));
-      for (std::size_t i = 0; i < all.size(); ++i)
+      for (std::size_t i = 0; i < all.size(); ++i) {
         rows[i] += measure_cell(runs, measure, all[i]);
+      }
     }
   }
   for (const std::string& task : tasks(sweep)) {
@@ -152,8 +155,9 @@ std::string numbers_table(const Json& sweep) {
   }
   if (all.empty()) return "";
   std::string body;
-  for (std::size_t i = 0; i < all.size(); ++i)
+  for (std::size_t i = 0; i < all.size(); ++i) {
     body += row(sweep, all[i], rows[i]);
+  }
   return "<div class=\"scroll\"><table class=\"wide\"><thead><tr>" + head +
          "</tr></thead>\n<tbody>\n" + body + "</tbody></table></div>\n";
 }
@@ -177,8 +181,9 @@ std::string ruler_table(const Json& sweep) {
   const std::vector<Result> all = results(sweep, "ruler");
   if (kinds.empty()) return "";
   std::string head = "<th scope=\"col\">policy, budget</th><th>mean</th>";
-  for (const Measure& kind : kinds)
+  for (const Measure& kind : kinds) {
     head += "<th scope=\"col\">" + breakable(escape(kind.title)) + "</th>";
+  }
   const Measure mean{"ruler", {"score"}, "mean", false, 3, true};
   std::string body;
   for (const Result& result : all) {
@@ -193,8 +198,9 @@ std::string ruler_table(const Json& sweep) {
       cells += cell.insert(3, fmt::format(" data-v=\"{}\"", *value));
     };
     add(mean);
-    for (const Measure& kind : kinds)
+    for (const Measure& kind : kinds) {
       add(kind);
+    }
     body += row(sweep, result, cells);
   }
   return "<div class=\"scroll\"><table class=\"wide\"><thead><tr>" + head +

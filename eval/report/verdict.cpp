@@ -149,13 +149,15 @@ std::string best_table(
         escape(measure.title),
         measure.lower_is_better ? "lower is better" : "higher is better",
         full ? fixed(*full, measure.digits) : "–");
-    for (const std::string& budget : budgets(sweep))
+    for (const std::string& budget : budgets(sweep)) {
       rows += best_cell(all, measure, budget);
+    }
     rows += "</tr>\n";
   }
   std::string head;
-  for (const std::string& budget : budgets(sweep))
+  for (const std::string& budget : budgets(sweep)) {
     head += "<th class=\"text\">budget " + escape(budget) + "</th>";
+  }
   return "<div class=\"scroll\"><table>\n<caption>The best policy of each task "
          "mean at each budget, all query-agnostic; full keeps every "
          "row</caption>\n<thead><tr><th "
