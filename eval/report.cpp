@@ -182,8 +182,8 @@ std::string quality_sections(const Json& sweep) {
              "Needles",
              "A number hidden in a text, asked for when the text was cut. "
              "Columns: its depth in percent. Cells: found of hidden, and the "
-             "loss of the answer per token; the darker, the likelier the "
-             "answer." +
+             "loss of the answer per token; the stronger the colour, the "
+             "likelier the answer." +
                  tag(sweep, "needle"),
              report::needle_maps(sweep)) +
          section(
@@ -207,15 +207,17 @@ std::string cost_sections(const Json& sweep) {
              "Rows by layer and head",
              "What each KV head held when <b>" + escape(mapped) +
                  "</b> ended: layers from left to right, heads from top to "
-                 "bottom, darker for more rows, one scale per budget (three "
-                 "times the mean and more is darkest)." +
+                 "bottom, a stronger colour for more rows, one scale per "
+                 "budget "
+                 "(three times the mean and more is strongest)." +
                  tag(sweep, mapped),
              report::row_maps(sweep)) +
          section(
              "Fidelity of attention",
              "Layers from left to right, heads from top to bottom. Error: "
-             "darker is worse, on a log scale from 0.001 to 1. Correlation: "
-             "darker is better, red is below zero; budgets that do not change "
+             "a stronger red is worse, on a log scale from 0.001 to 1. "
+             "Correlation: a stronger green is better, red is below zero; "
+             "budgets that do not change "
              "it are left out." +
                  tag(sweep, "fidelity"),
              report::fidelity_maps(sweep)) +

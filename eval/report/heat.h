@@ -8,7 +8,7 @@ namespace qfilters::eval::report {
 
 /// A small heat map of the needles for each policy and budget: by length and
 /// depth, or by key and depth where there is one length. Each cell has the
-/// needles found and the mean loss; it is as dark as the answer was likely.
+/// needles found and the mean loss; its colour is as strong as the answer was likely.
 [[nodiscard]] std::string needle_maps(const Json& sweep);
 
 /// The rows that each head of each layer held at the end, a picture for each

@@ -13,7 +13,7 @@ constexpr std::string_view kStyle = R"css(
   --auto: #62a8ff; --on: #ff9d5c; --good: 62, 175, 116; --bad: #ff8a80;
   --fine: #5fce92; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1240px; padding: 1rem; background: var(--bg);
+body { margin: 0 auto; max-width: 1340px; padding: 1rem; background: var(--bg);
   color: var(--fg); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: .5rem 0; line-height: 1.25; }
 h2 { font-size: 1.25rem; margin: 2.4rem 0 .4rem; padding-top: .8rem;
