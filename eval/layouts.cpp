@@ -127,7 +127,7 @@ std::string kvpress_config(const LayoutInfo& info, std::size_t length) {
       "\nfraction: 1.0\nmax_new_tokens: null\n"
       "max_context_length: null\nquery_aware: false\n"
       "seed: " +
-      std::to_string(info.seed) +
+      std::to_string(info.seed) + "\nprotocol: " + info.spec.protocol +
       "\nchunk: " + std::to_string(info.spec.chunk) + "\n";
   if (limits) {
     yaml += "budget: " + std::to_string(limits->budget) +

@@ -33,10 +33,6 @@ double rate(std::size_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
 }
 
-RowFormat format_of(const RunSpec& spec) {
-  return spec.cache_type == "int8" ? RowFormat::kInt8 : RowFormat::kSame;
-}
-
 std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
   const policies::PolicyInfo* const info = policies::find(spec.policy);
   if (info == nullptr || budget <= spec.sinks) return 0;
@@ -64,6 +60,14 @@ BudgetRule rule_of(const RunSpec& spec) {
 }
 
 }  // namespace
+
+RowFormat format_of(const RunSpec& spec) {
+  return spec.cache_type == "int8" ? RowFormat::kInt8 : RowFormat::kSame;
+}
+
+bool is_one_shot(const RunSpec& spec) noexcept {
+  return spec.protocol == "one-shot";
+}
 
 std::vector<std::string> policy_names() {
   std::vector<std::string> names{std::string(kLlama)};
@@ -116,13 +120,15 @@ void check_spec(const RunSpec& spec) {
         ", floor: " + std::to_string(spec.floor) +
         ": a block of 1 or more rows and a floor in 0..1 are needed");
   }
-  if (spec.protocol == "one-shot") {
-    throw Error(
-        ErrorKind::kUnsupported,
-        "protocol: one-shot comes later; use streaming");
+  if (!is_one_shot(spec) && spec.protocol != "streaming") {
+    refuse(
+        "protocol: unknown name '" + spec.protocol +
+        "'; known: streaming, one-shot");
   }
-  if (spec.protocol != "streaming") {
-    refuse("protocol: unknown name '" + spec.protocol + "'; known: streaming");
+  if (is_one_shot(spec) && spec.interval.value_or(0) != 0) {
+    refuse(
+        "interval: " + std::to_string(*spec.interval) +
+        ", but protocol one-shot evicts once, down to the budget");
   }
 }
 
@@ -152,9 +158,9 @@ std::optional<Limits> limits_of(
         format_of(spec));
   };
   Limits limits;
-  limits.interval = spec.interval.value_or(kBlockRows);
+  limits.interval = spec.interval.value_or(is_one_shot(spec) ? 0 : kBlockRows);
   limits.budget = rows_beside(limits.interval);
-  if (!spec.interval) {
+  if (!spec.interval && !is_one_shot(spec)) {
     limits.interval = default_interval(limits.budget);
     limits.budget = rows_beside(limits.interval);
   }
@@ -197,6 +203,25 @@ std::shared_ptr<const FilterBank> load_run_filters(
       (paths.empty() ? "" : ", none of these is one") + "; " + hint);
 }
 
+Policy make_policy(
+    const RunSpec& spec,
+    std::shared_ptr<const FilterBank> filters,
+    std::span<const LayerShape> layers,
+    std::size_t tokens) {
+  const std::optional<Limits> limits = limits_of(spec, tokens, layers);
+  PolicyOptions rows;
+  if (limits) {
+    rows.budget = limits->budget;
+    rows.protection = {limits->sinks, limits->recent};
+    rows.interval = limits->interval;
+    rows.seed = spec.seed;
+    rows.rule = rule_of(spec);
+    rows.floor = spec.floor;
+    rows.block = block_of(spec);
+  }
+  return policies::make(spec.policy, rows, std::move(filters), layers);
+}
+
 std::unique_ptr<llama::Session> open_session(
     const RunSpec& spec,
     std::shared_ptr<const llama::Model> model,
@@ -213,22 +238,10 @@ std::unique_ptr<llama::Session> open_session(
     baseline.cache_type = spec.llama_cache_type;
     return llama::make_baseline_session(std::move(model), options, baseline);
   }
-  const std::vector<LayerShape> shapes = model->layer_shapes();
-  const std::optional<Limits> limits = limits_of(spec, tokens, shapes);
-  PolicyOptions rows;
-  if (limits) {
-    rows.budget = limits->budget;
-    rows.protection = {limits->sinks, limits->recent};
-    rows.interval = limits->interval;
-    rows.seed = spec.seed;
-    rows.rule = rule_of(spec);
-    rows.floor = spec.floor;
-    rows.block = block_of(spec);
-  }
+  Policy policy =
+      make_policy(spec, std::move(filters), model->layer_shapes(), tokens);
   return llama::make_engine_session(
-      std::move(model),
-      policies::make(spec.policy, rows, std::move(filters), shapes),
-      options);
+      std::move(model), std::move(policy), options);
 }
 
 RunRecord start_record(
@@ -289,6 +302,7 @@ Json to_json(const RunRecord& record) {
     json["floor"] = record.spec.floor;
     json["block"] = block_of(record.spec);
   }
+  json["protocol"] = record.spec.protocol;
   json["chunk"] = record.spec.chunk;
   json["threads"] = record.spec.threads;
   json["isa"] = active_isa();
@@ -302,6 +316,9 @@ Json to_json(const RunRecord& record) {
   json["evictions"] = stats.evictions;
   json["kv_bytes"] = {
       {"peak", stats.kv_bytes_peak}, {"full", stats.kv_bytes_full}};
+  if (record.kv_bytes_compressed) {
+    json["kv_bytes"]["compressed"] = *record.kv_bytes_compressed;
+  }
   json["seconds"] = {
       {"prefill", record.prefill_seconds},
       {"decode", record.decode_seconds},

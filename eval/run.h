@@ -14,6 +14,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "qfilters/filter_bank.h"
+#include "qfilters/policy.h"
 #include "qfilters/sequence_cache.h"
 
 #include "eval/budget.h"
@@ -40,8 +41,8 @@ struct RunSpec {
   std::optional<std::size_t> block;  ///< by default the policy's own
   std::size_t chunk = 256;
   int threads = 1;
-  std::uint64_t seed = 0;  ///< of the policy `random`
-  std::string protocol = "streaming";
+  std::uint64_t seed = 0;                ///< of the policy `random`
+  std::string protocol = "streaming";    ///< or one-shot: see is_one_shot()
   std::string cache_type = "f16";        ///< or int8; not policy `llama`
   bool llama_flash_attention = false;    ///< policy `llama` only
   std::string llama_cache_type = "f16";  ///< policy `llama` only
@@ -63,18 +64,22 @@ struct Limits {
 [[nodiscard]] bool is_bounded(std::string_view policy);
 [[nodiscard]] bool needs_filters(std::string_view policy);
 
+/// Whether the context is read with the full cache, compressed once down to
+/// the very budget, and nothing goes afterwards. Else (streaming) rows go while
+/// the text comes in.
+[[nodiscard]] bool is_one_shot(const RunSpec& spec) noexcept;
+
 /// Checks what can be checked without a model: policy name, chunk, threads,
-/// cache type and protocol. Throws Error kInvalidArgument, or kUnsupported for
-/// the protocol that is not there yet.
+/// cache type and protocol. Throws Error kInvalidArgument.
 void check_spec(const RunSpec& spec);
 
 /// The limits of a run over `tokens` tokens; none when the policy keeps every
 /// row. The interval defaults to a sixteenth of the budget in whole blocks, at
 /// least one: eviction then costs about the same per step whatever the budget,
-/// and the rows on top stay few. Recent rows default to what the policy's
-/// source has (policies/registry.h), half of the budget for most, as far as the
-/// sinks leave room. Throws Error kInvalidArgument unless budget > sinks +
-/// recent.
+/// and the rows on top stay few; one-shot has none. Recent rows default to what
+/// the policy's source has (policies/registry.h), half of the budget for most,
+/// as far as the sinks leave room. Throws Error kInvalidArgument unless budget
+/// > sinks + recent.
 [[nodiscard]] std::optional<Limits> limits_of(
     const RunSpec& spec,
     std::size_t tokens,
@@ -89,6 +94,23 @@ void check_spec(const RunSpec& spec);
     std::string_view policy,
     std::span<const std::string> paths,
     const llama::Model& model);
+
+/// How the rows of a run are stored.
+[[nodiscard]] RowFormat format_of(const RunSpec& spec);
+
+/// The policy of a run over `tokens` tokens, but for `llama`, whose rows are
+/// not ours. Throws Error as limits_of() and policies::make() do.
+[[nodiscard]] Policy make_policy(
+    const RunSpec& spec,
+    std::shared_ptr<const FilterBank> filters,
+    std::span<const LayerShape> layers,
+    std::size_t tokens);
+
+/// One that is compared with others: how it runs, and its filters if any.
+struct Contender {
+  RunSpec spec;
+  std::shared_ptr<const FilterBank> filters;
+};
 
 /// A session for a sequence of up to `tokens` tokens.
 [[nodiscard]] std::unique_ptr<llama::Session> open_session(
@@ -108,6 +130,8 @@ struct RunRecord {
   std::string model_name;
   std::vector<LayerShape> layers;
   llama::SessionStats stats;
+  /// One-shot: most bytes of rows after compression; the peak is the prefill's.
+  std::optional<std::size_t> kv_bytes_compressed;
   std::size_t prefill_tokens = 0;
   std::size_t decode_tokens = 0;
   double prefill_seconds = 0;

@@ -44,8 +44,8 @@ FilterBank calibrate(
   Engine engine(std::move(model), session);
   const Model& source = engine.model();
   Calibrator calibrator(source.query_shapes());
-  engine.on_queries([&](std::size_t layer, const TensorView& queries) {
-    calibrator.add(layer, queries);
+  engine.on_node([&](std::size_t layer, const AttentionNode& node) {
+    calibrator.add(layer, node.queries);
   });
   SequenceOptions sequence;
   sequence.threads = options.threads;

@@ -101,9 +101,9 @@ Engine::Engine(
 
 Engine::~Engine() = default;
 
-void Engine::on_queries(
-    std::function<void(std::size_t layer, const TensorView&)> handler) {
-  on_queries_ = std::move(handler);
+void Engine::on_node(
+    std::function<void(std::size_t layer, const AttentionNode&)> handler) {
+  on_node_ = std::move(handler);
 }
 
 void Engine::on_statistics(
@@ -195,7 +195,7 @@ void Engine::on_attention(const AttentionNode& node) {
   }
   const AttentionLayer& layer = model_->layers()[slot];
   check_cells(node, layer.window);
-  if (on_queries_) on_queries_(slot, node.queries);
+  if (on_node_) on_node_(slot, node);
 
   const Stopwatch stopwatch(attention_seconds_);
   cache_->append(slot, node.new_keys, node.new_values);

@@ -49,10 +49,11 @@ class Engine {
       Logits logits,
       Mode mode = Mode::kCommit);
 
-  /// Called with the queries of every attention node (calibration); `layer`
-  /// counts the model's layers(). What it throws fails the step.
-  void on_queries(
-      std::function<void(std::size_t layer, const TensorView&)> handler);
+  /// Called with every attention node before its rows enter the cache
+  /// (calibration, capture); `layer` counts the model's layers(). The node's
+  /// data is valid during the call only. What it throws fails the step.
+  void on_node(
+      std::function<void(std::size_t layer, const AttentionNode&)> handler);
 
   /// Called after every attention node with what attend() collected there;
   /// `kind` and `last_queries` as in AttentionStatistics. What it throws fails
@@ -99,7 +100,7 @@ class Engine {
   ContextHandle context_;  // calls tap_
   std::vector<LayerShape> shapes_;
   std::vector<std::size_t> slots_;  // by layer number: place in layers()
-  std::function<void(std::size_t, const TensorView&)> on_queries_;
+  std::function<void(std::size_t, const AttentionNode&)> on_node_;
   AttentionStatistics statistics_;
   std::function<void(std::size_t, const AttentionStatistics&)> on_statistics_;
 

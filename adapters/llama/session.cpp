@@ -98,6 +98,13 @@ class EngineSession final : public Session {
 constexpr const char* kModel = "model";
 constexpr const char* kTokens = "tokens";
 
+Snapshot with_tokens(
+    Snapshot cache, const Model& model, std::span<const Token> tokens) {
+  cache.put_text(kModel, model.file_fingerprint());
+  cache.put_values<Token>(kTokens, tokens);
+  return cache;
+}
+
 }  // namespace
 
 void Session::step(std::span<const Token> tokens, Logits logits) {
@@ -122,10 +129,21 @@ void Session::restore_cache(const Snapshot&, std::size_t) {
 }
 
 Snapshot Session::save() const {
-  Snapshot out = save_cache();
-  out.put_text(kModel, model().file_fingerprint());
-  out.put_values<Token>(kTokens, tokens_);
-  return out;
+  Snapshot cache = save_cache();  // first: it may refuse
+  return with_tokens(std::move(cache), model(), tokens_);
+}
+
+Snapshot session_state(
+    const Model& model,
+    const SequenceCache& cache,
+    std::span<const Token> tokens) {
+  if (cache.offset() != tokens.size()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "session_state: " + std::to_string(tokens.size()) +
+            " tokens with a cache of " + std::to_string(cache.offset()));
+  }
+  return with_tokens(cache.save(), model, tokens);
 }
 
 void Session::check_model(const Snapshot& saved) const {

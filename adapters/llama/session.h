@@ -94,6 +94,14 @@ class Session {
   std::vector<Token> tokens_;
 };
 
+/// What save() gives after a session of `model` has read `tokens` and holds
+/// `cache`, which came about elsewhere. Throws Error kInvalidArgument for a
+/// cache of another number of tokens, and as SequenceCache::save().
+[[nodiscard]] Snapshot session_state(
+    const Model& model,
+    const SequenceCache& cache,
+    std::span<const Token> tokens);
+
 struct SessionOptions {
   std::size_t chunk = 256;  ///< tokens per micro-batch
   int threads = 1;

@@ -35,18 +35,19 @@ std::size_t decode_longest(
   return eval::decode_text_tokens(arguments.decode);
 }
 
-Json run_decode_task(
+std::vector<Json> run_decode_task(
     const TaskArguments& arguments,
     const TaskInputs& inputs,
     const eval::Progress& progress) {
+  const auto& [spec, filters] = inputs.contenders.front();
   const std::size_t tokens = inputs.text.size();
   const std::unique_ptr<llama::Session> session =
-      eval::open_session(inputs.spec, inputs.model, inputs.filters, tokens);
+      eval::open_session(spec, inputs.model, filters, tokens);
   const std::vector<eval::DecodePoint> points =
       eval::run_decode(*session, inputs.text, arguments.decode, progress);
   eval::RunRecord record = eval::start_record(
-      inputs.spec,
-      eval::limits_of(inputs.spec, tokens, inputs.model->layer_shapes()),
+      spec,
+      eval::limits_of(spec, tokens, inputs.model->layer_shapes()),
       *inputs.model);
   record.stats = session->stats();
   record.prefill_tokens = points.back().prefill_tokens;
@@ -72,7 +73,7 @@ Json run_decode_task(
            {"eviction", point.eviction_seconds / seconds}}},
          {"kv_bytes_peak", point.kv_bytes_peak}});
   }
-  return json;
+  return {std::move(json)};
 }
 
 const Task kDecode{

@@ -1,17 +1,51 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "qfilters/error.h"
 
 #include "commands.h"
+#include "eval/tasks/one_shot.h"
 #include "eval_sweep.h"
 #include "eval_tasks.h"
 #include "task_command.h"
 
 namespace qfilters::cli {
+
+std::unique_ptr<eval::Readers> make_readers(const TaskInputs& inputs) {
+  const eval::Contender& first = inputs.contenders.front();
+  if (eval::is_one_shot(first.spec)) {
+    return std::make_unique<eval::OneShotReaders>(
+        inputs.model, inputs.contenders, inputs.codec);
+  }
+  return std::make_unique<eval::StreamingReader>(
+      [&](std::size_t tokens) {
+        return eval::open_session(
+            first.spec, inputs.model, first.filters, tokens);
+      },
+      inputs.codec);
+}
+
+Json make_run(
+    const TaskInputs& inputs,
+    const eval::Readers& readers,
+    std::size_t reader,
+    std::size_t tokens) {
+  const eval::RunSpec& spec = inputs.contenders[reader].spec;
+  eval::RunRecord record = eval::start_record(
+      spec,
+      eval::limits_of(spec, tokens, inputs.model->layer_shapes()),
+      *inputs.model);
+  eval::set_usage(record, readers.usage(reader));
+  Json json = eval::to_json(record);
+  json["query"] = kQueryAgnostic;
+  return json;
+}
 
 namespace {
 
@@ -40,6 +74,12 @@ void check_perplexity(const TaskArguments& arguments) {
     throw Error(
         ErrorKind::kInvalidArgument, "perplexity: --tokens must be 2 or more");
   }
+  if (arguments.run.protocol == "one-shot" &&
+      eval::perplexity_from(arguments.perplexity) == 0) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "perplexity: --from 0 leaves nothing that could be compressed");
+  }
 }
 
 std::size_t perplexity_longest(
@@ -53,34 +93,68 @@ std::size_t perplexity_text(
   return longest - std::min(longest, codec.prefix.size());
 }
 
-Json run_perplexity_task(
+Json perplexity_run(
+    const TaskInputs& inputs,
+    const eval::RunSpec& spec,
+    const eval::PerplexityResult& result,
+    eval::Usage usage) {
+  usage.prefill_tokens += result.prefill_tokens;
+  usage.decode_tokens += result.decode_tokens;
+  usage.prefill_seconds += result.prefill_seconds;
+  usage.decode_seconds += result.decode_seconds;
+  eval::RunRecord record = eval::start_record(
+      spec,
+      eval::limits_of(
+          spec,
+          usage.prefill_tokens + usage.decode_tokens,
+          inputs.model->layer_shapes()),
+      *inputs.model);
+  eval::set_usage(record, usage);
+  Json json = eval::to_json(record);
+  json["query"] = kQueryAgnostic;
+  json["perplexity"] = result.perplexity;
+  json["mean_nll"] = result.mean_nll;
+  json["predictions"] = result.predictions;
+  return json;
+}
+
+std::vector<Json> run_perplexity_task(
     const TaskArguments& arguments,
     const TaskInputs& inputs,
     const eval::Progress& progress) {
   std::vector<eval::Token> tokens = inputs.codec.prefix;
   tokens.insert(tokens.end(), inputs.text.begin(), inputs.text.end());
-  const std::unique_ptr<llama::Session> session = eval::open_session(
-      inputs.spec, inputs.model, inputs.filters, tokens.size());
-  const eval::PerplexityResult result = eval::run_perplexity(
-      *session,
-      tokens,
-      inputs.codec.vocabulary,
-      arguments.perplexity,
-      progress);
-  eval::RunRecord record = eval::start_record(
-      inputs.spec,
-      eval::limits_of(inputs.spec, tokens.size(), inputs.model->layer_shapes()),
-      *inputs.model);
-  record.stats = session->stats();
-  record.prefill_tokens = result.prefill_tokens;
-  record.decode_tokens = result.decode_tokens;
-  record.prefill_seconds = result.prefill_seconds;
-  record.decode_seconds = result.decode_seconds;
-  Json json = eval::to_json(record);
-  json["perplexity"] = result.perplexity;
-  json["mean_nll"] = result.mean_nll;
-  json["predictions"] = result.predictions;
-  return json;
+  const auto predict = [&](llama::Session& session, std::size_t i) {
+    const std::size_t before = i * tokens.size();
+    const std::size_t total = inputs.contenders.size() * tokens.size();
+    return eval::run_perplexity(
+        session,
+        tokens,
+        inputs.codec.vocabulary,
+        arguments.perplexity,
+        [&](std::size_t done, std::size_t) { progress(before + done, total); });
+  };
+  std::optional<eval::OneShotContext> context;
+  if (eval::is_one_shot(inputs.contenders.front().spec)) {
+    context.emplace(
+        inputs.model,
+        inputs.contenders,
+        std::span(tokens).first(eval::perplexity_from(arguments.perplexity)),
+        tokens.size());
+  }
+  std::vector<Json> runs;
+  for (std::size_t i = 0; i < inputs.contenders.size(); ++i) {
+    const auto& [spec, filters] = inputs.contenders[i];
+    eval::Usage usage;
+    const std::unique_ptr<llama::Session> session =
+        context
+            ? context->open(i, usage)
+            : eval::open_session(spec, inputs.model, filters, tokens.size());
+    const eval::PerplexityResult result = predict(*session, i);
+    usage.stats = session->stats();
+    runs.push_back(perplexity_run(inputs, spec, result, std::move(usage)));
+  }
+  return runs;
 }
 
 // needle
@@ -123,47 +197,33 @@ std::size_t needle_longest(
   return eval::needle_tokens(codec, arguments.needle);
 }
 
-Json run_needle_task(
+std::vector<Json> run_needle_task(
     const TaskArguments& arguments,
     const TaskInputs& inputs,
     const eval::Progress& progress) {
-  const eval::NeedleResult result = eval::run_needle(
-      [&](std::size_t tokens) {
-        return eval::open_session(
-            inputs.spec, inputs.model, inputs.filters, tokens);
-      },
-      inputs.codec,
-      inputs.text,
-      arguments.needle,
-      progress);
-  eval::RunRecord record = eval::start_record(
-      inputs.spec,
-      eval::limits_of(
-          inputs.spec,
-          needle_longest(arguments, inputs.codec),
-          inputs.model->layer_shapes()),
-      *inputs.model);
-  record.stats = result.stats;
-  record.prefill_tokens = result.prefill_tokens;
-  record.decode_tokens = result.decode_tokens;
-  record.prefill_seconds = result.prefill_seconds;
-  record.decode_seconds = result.decode_seconds;
-  Json json = eval::to_json(record);
-  json["query"] = kQueryAgnostic;
-  json["cells"] = Json::array();
-  for (const eval::NeedleCell& cell : result.cells) {
-    json["cells"].push_back(
-        {{"length", cell.length},
-         {"depth", cell.depth},
-         {"key", cell.key},
-         {"phrasing", cell.phrasing},
-         {"skip", cell.skip},
-         {"hit", cell.hit},
-         {"nll_per_token", cell.nll_per_token}});
+  const std::unique_ptr<eval::Readers> readers = make_readers(inputs);
+  const std::vector<eval::NeedleResult> results = eval::run_needle(
+      *readers, inputs.codec, inputs.text, arguments.needle, progress);
+  const std::size_t longest = needle_longest(arguments, inputs.codec);
+  std::vector<Json> runs;
+  for (const eval::NeedleResult& result : results) {
+    Json json = make_run(inputs, *readers, runs.size(), longest);
+    json["cells"] = Json::array();
+    for (const eval::NeedleCell& cell : result.cells) {
+      json["cells"].push_back(
+          {{"length", cell.length},
+           {"depth", cell.depth},
+           {"key", cell.key},
+           {"phrasing", cell.phrasing},
+           {"skip", cell.skip},
+           {"hit", cell.hit},
+           {"nll_per_token", cell.nll_per_token}});
+    }
+    json["accuracy"] = result.accuracy;
+    json["mean_nll"] = result.mean_nll;
+    runs.push_back(std::move(json));
   }
-  json["accuracy"] = result.accuracy;
-  json["mean_nll"] = result.mean_nll;
-  return json;
+  return runs;
 }
 
 const Task kPerplexity{
@@ -174,7 +234,12 @@ const Task kPerplexity{
     check_perplexity,
     perplexity_text,
     perplexity_longest,
-    run_perplexity_task};
+    run_perplexity_task,
+    /*reads_text=*/true,
+    /*load=*/nullptr,
+    /*check_runs=*/nullptr,
+    /*together=*/false,
+    /*one_shot=*/true};
 
 const Task kNeedle{
     "needle",
@@ -184,7 +249,12 @@ const Task kNeedle{
     check_needle,
     needle_text,
     needle_longest,
-    run_needle_task};
+    run_needle_task,
+    /*reads_text=*/true,
+    /*load=*/nullptr,
+    /*check_runs=*/nullptr,
+    /*together=*/false,
+    /*one_shot=*/true};
 
 }  // namespace
 
@@ -192,7 +262,7 @@ void add_eval_command(CLI::App& app, Action& action) {
   CLI::App* const eval = app.add_subcommand(
       "eval", "Measure quality, speed and memory of policies side by side");
   eval->require_subcommand(1);
-  const Tasks tasks{&kPerplexity, &kNeedle, &kRuler, &kQuestions};
+  const Tasks tasks{&kPerplexity, &kNeedle, &kRuler, &kQuestions, &kFidelity};
   for (const Task* const task : tasks)
     add_task(*eval, *task, action);
   add_sweep_command(*eval, tasks, action);

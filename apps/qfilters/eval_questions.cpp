@@ -1,4 +1,6 @@
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "eval/tasks/questions.h"
@@ -43,44 +45,38 @@ std::size_t longest(const TaskArguments& arguments, const eval::Codec& codec) {
       codec, arguments.question_set, arguments.questions);
 }
 
-Json run(
+std::vector<Json> run(
     const TaskArguments& arguments,
     const TaskInputs& inputs,
     const eval::Progress& progress) {
-  const eval::QuestionsResult result = eval::run_questions(
-      [&](std::size_t tokens) {
-        return eval::open_session(
-            inputs.spec, inputs.model, inputs.filters, tokens);
-      },
+  const std::unique_ptr<eval::Readers> readers = make_readers(inputs);
+  const std::vector<eval::QuestionsResult> results = eval::run_questions(
+      *readers,
       inputs.codec,
       arguments.question_set,
       arguments.questions,
       progress);
-  eval::RunRecord record = eval::start_record(
-      inputs.spec,
-      eval::limits_of(
-          inputs.spec,
-          longest(arguments, inputs.codec),
-          inputs.model->layer_shapes()),
-      *inputs.model);
-  eval::set_usage(record, result.usage);
-  Json json = eval::to_json(record);
-  json["query"] = kQueryAgnostic;
-  json["cells"] = Json::array();
-  for (const eval::QuestionCell& cell : result.cells) {
-    json["cells"].push_back(
-        {{"line", cell.line},
-         {"score", cell.score},
-         {"fraction", cell.fraction},
-         {"nll_per_token", cell.nll_per_token},
-         {"prediction", cell.prediction},
-         {"references", cell.references},
-         {"compression_ratio", 1 - cell.kept}});
+  const std::size_t tokens = longest(arguments, inputs.codec);
+  std::vector<Json> runs;
+  for (const eval::QuestionsResult& result : results) {
+    Json json = make_run(inputs, *readers, runs.size(), tokens);
+    json["cells"] = Json::array();
+    for (const eval::QuestionCell& cell : result.cells) {
+      json["cells"].push_back(
+          {{"line", cell.line},
+           {"score", cell.score},
+           {"fraction", cell.fraction},
+           {"nll_per_token", cell.nll_per_token},
+           {"prediction", cell.prediction},
+           {"references", cell.references},
+           {"compression_ratio", 1 - cell.kept}});
+    }
+    json["score"] = result.score;
+    json["fraction"] = result.fraction;
+    json["mean_nll"] = result.mean_nll;
+    runs.push_back(std::move(json));
   }
-  json["score"] = result.score;
-  json["fraction"] = result.fraction;
-  json["mean_nll"] = result.mean_nll;
-  return json;
+  return runs;
 }
 
 }  // namespace
@@ -95,6 +91,9 @@ const Task kQuestions{
     longest,
     run,
     /*reads_text=*/false,
-    load};
+    load,
+    /*check_runs=*/nullptr,
+    /*together=*/false,
+    /*one_shot=*/true};
 
 }  // namespace qfilters::cli

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "qfilters/error.h"
@@ -100,10 +102,7 @@ eval::LayoutInfo layout_info(
 }
 
 /// Every task must have room, every run folders of its own.
-void check_runs(
-    const TaskArguments& arguments,
-    const TaskInputs& inputs,
-    const std::vector<eval::RunSpec>& specs) {
+void check_runs(const TaskArguments& arguments, const TaskInputs& inputs) {
   const eval::Haystack haystack(text_of(inputs));
   eval::check_ruler_rooms(inputs.codec, haystack, ruler_options(arguments));
   std::set<std::string> folders;
@@ -113,9 +112,9 @@ void check_runs(
         ErrorKind::kInvalidArgument,
         "ruler: two runs would write the folder " + name);
   };
-  for (const eval::RunSpec& spec : specs) {
+  for (const eval::Contender& contender : inputs.contenders) {
     const eval::LayoutInfo info =
-        layout_info(arguments, inputs, spec, haystack);
+        layout_info(arguments, inputs, contender.spec, haystack);
     for (const std::size_t length : arguments.ruler.lengths) {
       if (!arguments.kvpress.empty()) {
         take(eval::kvpress_folder(info, length));
@@ -165,38 +164,31 @@ void add_results(Json& json, const std::vector<eval::RulerCell>& cells) {
   json["mean_nll"] = nll;
 }
 
-Json run(
+std::vector<Json> run(
     const TaskArguments& arguments,
     const TaskInputs& inputs,
     const eval::Progress& progress) {
   const eval::Haystack haystack(text_of(inputs));
-  const eval::RulerResult result = eval::run_ruler(
-      [&](std::size_t tokens) {
-        return eval::open_session(
-            inputs.spec, inputs.model, inputs.filters, tokens);
-      },
-      inputs.codec,
-      haystack,
-      ruler_options(arguments),
-      progress);
-  const eval::LayoutInfo info =
-      layout_info(arguments, inputs, inputs.spec, haystack);
-  eval::RunRecord record = eval::start_record(
-      inputs.spec,
-      info.limits(longest(arguments, inputs.codec)),
-      *inputs.model);
-  eval::set_usage(record, result.usage);
-  Json json = eval::to_json(record);
-  json["query"] = kQueryAgnostic;
-  json["seed"] = arguments.run.seed;
-  add_results(json, result.cells);
-  if (!arguments.kvpress.empty()) {
-    eval::write_kvpress(arguments.kvpress, info, result.cells);
+  const std::unique_ptr<eval::Readers> readers = make_readers(inputs);
+  const std::vector<eval::RulerResult> results = eval::run_ruler(
+      *readers, inputs.codec, haystack, ruler_options(arguments), progress);
+  const std::size_t tokens = longest(arguments, inputs.codec);
+  std::vector<Json> runs;
+  for (const eval::RulerResult& result : results) {
+    const eval::LayoutInfo info = layout_info(
+        arguments, inputs, inputs.contenders[runs.size()].spec, haystack);
+    Json json = make_run(inputs, *readers, runs.size(), tokens);
+    json["seed"] = arguments.run.seed;
+    add_results(json, result.cells);
+    if (!arguments.kvpress.empty()) {
+      eval::write_kvpress(arguments.kvpress, info, result.cells);
+    }
+    if (!arguments.ruler_out.empty()) {
+      eval::write_ruler(arguments.ruler_out, info, result.cells);
+    }
+    runs.push_back(std::move(json));
   }
-  if (!arguments.ruler_out.empty()) {
-    eval::write_ruler(arguments.ruler_out, info, result.cells);
-  }
-  return json;
+  return runs;
 }
 
 }  // namespace
@@ -212,6 +204,8 @@ const Task kRuler{
     run,
     /*reads_text=*/true,
     /*load=*/nullptr,
-    check_runs};
+    check_runs,
+    /*together=*/false,
+    /*one_shot=*/true};
 
 }  // namespace qfilters::cli

@@ -195,8 +195,7 @@ std::vector<Step> steps_of(
     const std::vector<SweepTask>& tasks, const SweepFile& file) {
   std::vector<Step> steps;
   for (const SweepTask& task : tasks) {
-    const bool together = task.task->serves_all != nullptr &&
-                          task.task->serves_all(task.arguments);
+    const bool together = serves_all(*task.task, task.arguments);
     Step all{&task, {}};
     for (const SweepRun& run : runs_of(task)) {
       if (file.has(run)) continue;

@@ -81,7 +81,10 @@ std::vector<Column> columns_of(const std::string& task, const Json* baseline) {
   columns.push_back(ratio_column(
       "KV MiB",
       1,
-      [](const Json& run) { return mebi(run["kv_bytes"]["peak"]); },
+      [](const Json& run) {
+        const Json& bytes = run["kv_bytes"];
+        return mebi(bytes.value("compressed", bytes["peak"]));
+      },
       baseline));
   columns.push_back(ratio_column(
       "peak memory MiB",
@@ -186,6 +189,22 @@ std::string decode_table(const std::vector<Json>& runs) {
          (compared ? "(x: ratio to llama.cpp's fastest setting)\n" : "");
 }
 
+std::string fidelity_table(const std::vector<Json>& runs) {
+  std::vector<std::vector<std::string>> rows{
+      {"policy", "rows kept", "error", "rank correlation"}};
+  for (const Json& run : runs) {
+    const Json& correlation = run["mean_rank_correlation"];
+    rows.push_back(
+        {label_of(run),
+         fmt::format("{:.1f}", run["rows_kept"].get<double>()),
+         fmt::format("{:.4f}", run["mean_error"].get<double>()),
+         correlation.is_null()
+             ? "-"
+             : fmt::format("{:.3f}", correlation.get<double>())});
+  }
+  return layout(rows) + "(means over the heads of global layers)\n";
+}
+
 /// Score and loss of every task at every length, a column for each run.
 std::string ruler_means_table(const std::vector<Json>& runs) {
   std::vector<std::vector<std::string>> rows{{"task", "tokens"}};
@@ -211,6 +230,7 @@ std::string ruler_means_table(const std::vector<Json>& runs) {
 
 std::string make_table(const std::string& task, const std::vector<Json>& runs) {
   if (task == "decode") return decode_table(runs);
+  if (task == "fidelity") return fidelity_table(runs);
   const auto llama =
       std::find_if(runs.begin(), runs.end(), [](const Json& run) {
         return run["policy"] == "llama";
@@ -227,6 +247,11 @@ std::string make_table(const std::string& task, const std::vector<Json>& runs) {
   }
   std::string table = layout(rows);
   if (compare) table += "(x: ratio to llama)\n";
+  if (runs.front()["protocol"] == "one-shot") {
+    table +=
+        "(one-shot: KV is what was left of the context; one reading and one "
+        "process served all)\n";
+  }
   if (task == "ruler") table += ruler_means_table(runs);
   return table;
 }

@@ -5,6 +5,8 @@
 
 #include <fmt/core.h>
 
+#include "qfilters/error.h"
+
 #include "run_table.h"
 
 namespace qfilters::cli {
@@ -24,9 +26,10 @@ TaskInputs prepare(
   const std::size_t longest = task.longest(arguments, inputs.codec);
   for (const eval::RunSpec& spec : specs) {
     (void)eval::limits_of(spec, longest, inputs.model->layer_shapes());
-    auto filters = eval::load_run_filters(
-        spec.policy, arguments.run.filters, *inputs.model);
-    if (inputs.filters == nullptr) inputs.filters = std::move(filters);
+    inputs.contenders.push_back(
+        {spec,
+         eval::load_run_filters(
+             spec.policy, arguments.run.filters, *inputs.model)});
   }
   if (task.reads_text) {
     inputs.text = eval::read_tokens(
@@ -35,25 +38,24 @@ TaskInputs prepare(
         arguments.skip,
         task.text_tokens(arguments, inputs.codec));
   }
-  if (task.check_runs != nullptr) task.check_runs(arguments, inputs, specs);
+  if (task.check_runs != nullptr) task.check_runs(arguments, inputs);
   const std::size_t trained = inputs.model->trained_length();
   if (!arguments.child && trained != 0 && longest > trained) {
     warn(fmt::format(
         "{} tokens pass the model's trained length of {}", longest, trained));
   }
-  inputs.spec = specs.front();
   return inputs;
 }
 
-Json run_here(
+std::vector<Json> run_here(
     const Task& task,
     const TaskArguments& arguments,
     const std::vector<eval::RunSpec>& specs) {
   const TaskInputs inputs = prepare(task, arguments, specs);
-  const eval::RunSpec& spec = inputs.spec;
   if (arguments.child && !task.in_turns) {
     return task.run(arguments, inputs, report_step);
   }
+  const eval::RunSpec& spec = specs.front();
   if (task.in_turns && arguments.child) {
     TurnTaker turns;
     return task.run(
@@ -62,8 +64,9 @@ Json run_here(
         });
   }
   ProgressBar bar(
-      eval::is_bounded(spec.policy) ? spec.policy + " " + spec.budget.text
-                                    : spec.policy);
+      specs.size() > 1                ? "all at once"
+      : eval::is_bounded(spec.policy) ? spec.policy + " " + spec.budget.text
+                                      : spec.policy);
   return task.run(arguments, inputs, [&](std::size_t done, std::size_t total) {
     bar.update(done, total);
   });
@@ -86,6 +89,10 @@ std::vector<Candidate> llama_candidates(const CLI::App& command) {
 }
 
 }  // namespace
+
+bool serves_all(const Task& task, const TaskArguments& arguments) {
+  return task.together || arguments.run.protocol == "one-shot";
+}
 
 Candidate candidate_of(const eval::RunSpec& spec) {
   Candidate candidate{{"--policy", spec.policy}};
@@ -110,7 +117,9 @@ std::vector<Json> run_all(
       candidates.push_back(candidate_of(spec));
     }
   }
-  if (candidates.size() == 1) return {run_here(task, arguments, specs)};
+  if (candidates.size() == 1 || serves_all(task, arguments)) {
+    return run_here(task, arguments, specs);
+  }
   // Errors before the first run; what is loaded here is gone before it.
   (void)prepare(task, arguments, specs);
   return run_children(
@@ -137,6 +146,11 @@ void check_arguments(const Task& task, TaskArguments& arguments) {
       files.end(),
       {arguments.run.model, arguments.text, arguments.question_file});
   check_outputs({arguments.run.common.json}, files);
+  if (arguments.run.protocol == "one-shot" && !task.one_shot) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        task.name + ": there is no protocol one-shot here");
+  }
   task.check(arguments);
   if (task.load != nullptr) task.load(arguments);
 }
@@ -174,7 +188,9 @@ void add_shared_options(CLI::App& command, TaskArguments& arguments) {
       .add_option(
           "--protocol",
           arguments.run.protocol,
-          "streaming: rows are evicted while the text comes in")
+          "streaming: rows are evicted while the text comes in; one-shot: the "
+          "context is read with the full cache, compressed once without the "
+          "question, then nothing goes any more")
       ->capture_default_str();
   add_run_options(command, arguments.run, Candidates::kList);
 }

@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "eval/run.h"
 #include "eval/tasks/decode.h"
+#include "eval/tasks/fidelity.h"
 #include "eval/tasks/needle.h"
 #include "eval/tasks/perplexity.h"
 #include "eval/tasks/questions.h"
@@ -32,19 +33,19 @@ struct TaskArguments {
   eval::RulerOptions ruler;
   std::string kvpress;    // folder for results in kvpress' layout
   std::string ruler_out;  // and in RULER's
+  eval::FidelityOptions fidelity;
   eval::QuestionsOptions questions;
   std::string question_file;
   eval::QuestionSet question_set;  // what it holds, once checked
   bool child = false;
 };
 
-/// Everything that one run needs.
+/// Everything that runs need.
 struct TaskInputs {
-  eval::RunSpec spec;
+  std::vector<eval::Contender> contenders;
   std::shared_ptr<const llama::Model> model;
   eval::Codec codec;
   std::vector<eval::Token> text;  // without the prefix
-  std::shared_ptr<const FilterBank> filters;
 };
 
 /// What candidates are run through, as a command sees it.
@@ -62,21 +63,28 @@ struct Task {
   std::size_t (*text_tokens)(const TaskArguments&, const eval::Codec&);
   /// Tokens of the longest sequence.
   std::size_t (*longest)(const TaskArguments&, const eval::Codec&);
-  Json (*run)(const TaskArguments&, const TaskInputs&, const eval::Progress&);
+  /// Runs every contender; their results in order. There is one contender,
+  /// unless all share a process: see `together` and `one_shot`.
+  std::vector<Json> (*run)(
+      const TaskArguments&, const TaskInputs&, const eval::Progress&);
   /// Whether it has --text and --skip.
   bool reads_text = true;
   /// Reads files of the task's own into the arguments; after check().
   void (*load)(TaskArguments& arguments) = nullptr;
   /// Throws Error for what can be refused before the first run, with the model
   /// and the text.
-  void (*check_runs)(
-      const TaskArguments& arguments,
-      const TaskInputs& inputs,
-      const std::vector<eval::RunSpec>& specs) = nullptr;
-  /// Whether one process serves all candidates, from one reading, instead of a
-  /// process each; null: never. `eval sweep` then starts it once.
-  bool (*serves_all)(const TaskArguments& arguments) = nullptr;
+  void (*check_runs)(const TaskArguments& arguments, const TaskInputs& inputs) =
+      nullptr;
+  /// What is read serves all contenders, which then run in one process; with
+  /// protocol one-shot that is always so.
+  bool together = false;
+  /// Whether there is a protocol one-shot.
+  bool one_shot = false;
 };
+
+/// Whether one process serves all candidates, from one reading, instead of a
+/// process each.
+[[nodiscard]] bool serves_all(const Task& task, const TaskArguments& arguments);
 
 /// Adds --text and --skip; returns the first.
 CLI::Option* add_text_options(CLI::App& command, TaskArguments& arguments);
@@ -101,7 +109,8 @@ std::shared_ptr<const llama::Model> check_task(
 void warn_of_idle(const Json& run);
 
 /// Adds the subcommand that runs a task with each policy and budget, each in a
-/// process of its own, and prints a table. `task` must outlive `app`.
+/// process of its own unless one reading serves them all, and prints a table.
+/// `task` must outlive `app`.
 void add_task(CLI::App& parent, const Task& task, Action& action);
 
 }  // namespace qfilters::cli

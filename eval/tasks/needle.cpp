@@ -4,14 +4,10 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include "qfilters/error.h"
 #include "qfilters/limits.h"
-
-#include "eval/tasks/reading.h"
-#include "eval/tasks/scoring.h"
 
 namespace qfilters::eval {
 
@@ -91,36 +87,6 @@ std::size_t needle_place(
 
 void append(std::vector<Token>& to, std::span<const Token> tokens) {
   to.insert(to.end(), tokens.begin(), tokens.end());
-}
-
-/// Runs one cell. After a wrong choice the loss of the rest still counts.
-void run_cell(
-    llama::Session& session,
-    const NeedlePrompt& prompt,
-    std::size_t vocabulary,
-    NeedleCell& cell,
-    NeedleResult& result) {
-  std::size_t last = 0;
-  timed(result.prefill_seconds, [&] {
-    feed(session, prompt.context);
-    last = feed(session, prompt.question);
-  });
-  cell.hit = true;
-  double nll = 0;
-  for (std::size_t i = 0; i < prompt.answer.size(); ++i) {
-    const Token token = prompt.answer[i];
-    const std::span<const float> logits(session.logits(last), vocabulary);
-    nll += negative_log_likelihood(logits, token);
-    cell.hit = cell.hit && greedy_choice(logits) == token;
-    if (i + 1 == prompt.answer.size()) break;
-    timed(result.decode_seconds, [&] {
-      session.step({&token, 1}, llama::Logits::kLast);
-    });
-    last = 0;
-  }
-  cell.nll_per_token = nll / static_cast<double>(prompt.answer.size());
-  result.prefill_tokens += prompt.context.size() + prompt.question.size();
-  result.decode_tokens += prompt.answer.size() - 1;
 }
 
 std::size_t size_of(const NeedlePrompt& prompt) {
@@ -219,8 +185,8 @@ std::size_t needle_text_tokens(const NeedleOptions& options) {
          *std::max_element(options.skips.begin(), options.skips.end());
 }
 
-NeedleResult run_needle(
-    const SessionFactory& open,
+std::vector<NeedleResult> run_needle(
+    Readers& readers,
     const Codec& codec,
     std::span<const Token> text,
     const NeedleOptions& options,
@@ -231,29 +197,38 @@ NeedleResult run_needle(
         "the text has " + std::to_string(text.size()) + " tokens, but " +
         std::to_string(needed) + " are needed");
   }
-  NeedleResult result;
-  result.cells = make_cells(options);
-  const std::size_t total = result.cells.size();
-  std::size_t hits = 0;
+  std::vector<NeedleResult> results(readers.count());
+  for (NeedleResult& result : results) {
+    result.cells = make_cells(options);
+  }
+  const std::size_t cells = results.front().cells.size();
   std::size_t done = 0;
-  for (NeedleCell& cell : result.cells) {
+  for (std::size_t c = 0; c < cells; ++c) {
+    const NeedleCell& place = results.front().cells[c];
     const NeedlePrompt prompt = make_needle_prompt(
         codec,
-        text.subspan(cell.skip, cell.length),
-        cell.depth,
-        cell.key,
-        cell.phrasing);
-    const std::unique_ptr<llama::Session> session = open(size_of(prompt));
-    run_cell(*session, prompt, codec.vocabulary, cell, result);
-    add_stats(result.stats, session->stats(), done == 0);
-    hits += cell.hit ? 1U : 0U;
-    result.mean_nll += cell.nll_per_token;
-    ++done;
-    if (progress) progress(done, total);
+        text.subspan(place.skip, place.length),
+        place.depth,
+        place.key,
+        place.phrasing);
+    const Inquiry inquiry{prompt.question, prompt.answer, {}, 0};
+    const auto ask = [&](std::size_t reader, Reading& reading) {
+      const Reply reply = reading.ask(inquiry);
+      NeedleResult& result = results[reader];
+      result.cells[c].hit = reply.greedy;
+      result.cells[c].nll_per_token = reply.nll_per_token;
+      result.accuracy += reply.greedy ? 1.0 : 0.0;
+      result.mean_nll += reply.nll_per_token;
+      ++done;
+      if (progress) progress(done, cells * readers.count());
+    };
+    readers.read(prompt.context, size_of(prompt), ask);
   }
-  result.accuracy = static_cast<double>(hits) / static_cast<double>(total);
-  result.mean_nll /= static_cast<double>(total);
-  return result;
+  for (NeedleResult& result : results) {
+    result.accuracy /= static_cast<double>(cells);
+    result.mean_nll /= static_cast<double>(cells);
+  }
+  return results;
 }
 
 }  // namespace qfilters::eval

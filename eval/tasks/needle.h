@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "eval/run.h"
+#include "eval/tasks/reading.h"
 #include "eval/text.h"
-#include "llama/session.h"
 
 namespace qfilters::eval {
 
@@ -45,11 +45,6 @@ struct NeedleResult {
   std::vector<NeedleCell> cells;
   double accuracy = 0;  ///< share of hits
   double mean_nll = 0;  ///< mean of the cells' nll_per_token
-  llama::SessionStats stats;
-  std::size_t prefill_tokens = 0;
-  std::size_t decode_tokens = 0;
-  double prefill_seconds = 0;
-  double decode_seconds = 0;
 };
 
 /// A haystack ready to run.
@@ -81,13 +76,13 @@ struct NeedlePrompt {
 /// length or skip beyond the positions that there are.
 void check_needle_options(const NeedleOptions& options);
 
-/// Can a fact be recalled after eviction? Query-agnostic and streaming: the
-/// question enters in chunks of its own, after the context was evicted; then
-/// the answer goes token by token. Each cell has a session of its own; cells
-/// go through texts, lengths, depths, phrasings and keys, keys fastest. `text`
-/// needs needle_text_tokens(), else Error kInvalidArgument.
-[[nodiscard]] NeedleResult run_needle(
-    const SessionFactory& open,
+/// Can a fact be recalled after eviction? Query-agnostic: the question enters
+/// in chunks of its own, after the context was evicted; then the answer goes
+/// token by token. Each cell has a context of its own; cells go through texts,
+/// lengths, depths, phrasings and keys, keys fastest. One result a reader.
+/// `text` needs needle_text_tokens(), else Error kInvalidArgument.
+[[nodiscard]] std::vector<NeedleResult> run_needle(
+    Readers& readers,
     const Codec& codec,
     std::span<const Token> text,
     const NeedleOptions& options,

@@ -31,6 +31,10 @@ void check(std::size_t available, const PerplexityOptions& options) {
 
 }  // namespace
 
+std::size_t perplexity_from(const PerplexityOptions& options) noexcept {
+  return std::min(options.from, (options.tokens - 1) / 2);
+}
+
 PerplexityResult run_perplexity(
     llama::Session& session,
     std::span<const Token> text,
@@ -39,12 +43,19 @@ PerplexityResult run_perplexity(
     const Progress& progress) {
   check(text.size(), options);
   const std::size_t tokens = options.tokens;
-  const std::size_t from = std::min(options.from, (tokens - 1) / 2);
+  const std::size_t from = perplexity_from(options);
+  const std::size_t read = session.tokens().size();
+  if (read > from) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "perplexity: the session has read " + std::to_string(read) +
+            " tokens, but predictions count from " + std::to_string(from));
+  }
   const std::size_t total = tokens + options.decode;
   PerplexityResult result;
   double nll = 0;
 
-  for (std::size_t begin = 0; begin < tokens;) {
+  for (std::size_t begin = read; begin < tokens;) {
     const std::size_t end = std::min(begin + session.chunk(), tokens);
     const std::size_t first = std::max(begin, from);
     const std::size_t last = std::min(end, tokens - 1);
@@ -68,7 +79,7 @@ PerplexityResult run_perplexity(
     if (progress) progress(p + 1, total);
   }
 
-  result.prefill_tokens = tokens;
+  result.prefill_tokens = tokens - read;
   result.decode_tokens = options.decode;
   result.mean_nll = nll / static_cast<double>(result.predictions);
   result.perplexity = std::exp(result.mean_nll);

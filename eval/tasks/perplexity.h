@@ -27,14 +27,19 @@ struct PerplexityResult {
   double decode_seconds = 0;   ///< the one-by-one part
 };
 
-/// How well the next token of a text is predicted while the cache is bounded
-/// (streaming protocol): the text goes through the session in its chunks, each
-/// chunk sees the rows kept before it. The last logits at position p predict
+/// The first position whose prediction counts.
+[[nodiscard]] std::size_t perplexity_from(
+    const PerplexityOptions& options) noexcept;
+
+/// How well the next token of a text is predicted from a bounded cache: what
+/// the session has not read yet goes through it in its chunks, each chunk sees
+/// the rows kept before it. The last logits at position p predict
 /// token p + 1; predictions at p >= from count, within the first `tokens`
 /// tokens. Then the next `decode` tokens of the text go one by one, teacher
 /// forced, to time decoding at full length; they do not count.
-/// `text` starts at position 0. Throws Error kInvalidArgument for fewer than
-/// tokens + decode tokens, or fewer than 2.
+/// `text` starts at position 0, also where the session has read some of it.
+/// Throws Error kInvalidArgument for fewer than tokens + decode tokens, fewer
+/// than 2, or a session beyond perplexity_from().
 [[nodiscard]] PerplexityResult run_perplexity(
     llama::Session& session,
     std::span<const Token> text,

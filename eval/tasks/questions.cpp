@@ -257,34 +257,41 @@ std::size_t questions_tokens(
   return longest;
 }
 
-QuestionsResult run_questions(
-    const SessionFactory& open,
+std::vector<QuestionsResult> run_questions(
+    Readers& readers,
     const Codec& codec,
     const QuestionSet& set,
     const QuestionsOptions& options,
     const Progress& progress) {
   check_questions_options(options);
-  QuestionsResult result;
-  result.cells.resize(set.entries.size());
+  std::vector<QuestionsResult> results(readers.count());
+  for (QuestionsResult& result : results) {
+    result.cells.resize(set.entries.size());
+  }
+  const std::size_t total = readers.count() * set.entries.size();
   std::size_t done = 0;
   for (std::size_t i = 0; i < set.contexts.size(); ++i) {
     const Group group = make_group(codec, set, options, i);
-    Reading reading(open, codec, group.context, group.tokens, result.usage);
-    for (std::size_t j = 0; j < group.entries.size(); ++j) {
-      const std::size_t at = group.entries[j];
-      result.cells[at] =
-          make_cell(set.entries[at], reading.ask(group.inquiries[j]));
-      ++done;
-      if (progress) progress(done, set.entries.size());
+    const auto ask = [&](std::size_t reader, Reading& reading) {
+      for (std::size_t j = 0; j < group.entries.size(); ++j) {
+        const std::size_t at = group.entries[j];
+        results[reader].cells[at] =
+            make_cell(set.entries[at], reading.ask(group.inquiries[j]));
+        ++done;
+        if (progress) progress(done, total);
+      }
+    };
+    readers.read(group.context, group.tokens, ask);
+  }
+  for (QuestionsResult& result : results) {
+    const auto count = static_cast<double>(result.cells.size());
+    for (const QuestionCell& cell : result.cells) {
+      result.score += cell.score / count;
+      result.fraction += cell.fraction / count;
+      result.mean_nll += cell.nll_per_token / count;
     }
   }
-  const auto count = static_cast<double>(result.cells.size());
-  for (const QuestionCell& cell : result.cells) {
-    result.score += cell.score / count;
-    result.fraction += cell.fraction / count;
-    result.mean_nll += cell.nll_per_token / count;
-  }
-  return result;
+  return results;
 }
 
 }  // namespace qfilters::eval

@@ -53,7 +53,6 @@ struct QuestionsResult {
   double score = 0;                 ///< means over the cells
   double fraction = 0;
   double mean_nll = 0;
-  Usage usage;
 };
 
 /// Throws Error kInvalidArgument for no tokens or too many to generate.
@@ -67,9 +66,9 @@ void check_questions_options(const QuestionsOptions& options);
 
 /// Asks every question from a cache that has read its context without knowing
 /// the question (see Reading). A context that several questions share is read
-/// once, in a session for the longest of them.
-[[nodiscard]] QuestionsResult run_questions(
-    const SessionFactory& open,
+/// once, in a session for the longest of them. One result a reader.
+[[nodiscard]] std::vector<QuestionsResult> run_questions(
+    Readers& readers,
     const Codec& codec,
     const QuestionSet& set,
     const QuestionsOptions& options,

@@ -10,6 +10,10 @@ namespace qfilters::eval {
 
 void set_usage(RunRecord& record, const Usage& usage) {
   record.stats = usage.stats;
+  record.stats.kv_bytes_peak =
+      std::max(usage.stats.kv_bytes_peak, usage.kv_bytes_prefill);
+  record.stats.eviction_seconds += usage.compression_seconds;
+  record.kv_bytes_compressed = usage.kv_bytes_compressed;
   record.prefill_tokens = usage.prefill_tokens;
   record.decode_tokens = usage.decode_tokens;
   record.prefill_seconds = usage.prefill_seconds;
@@ -44,17 +48,21 @@ std::size_t feed(llama::Session& session, std::span<const Token> tokens) {
   return (tokens.size() - 1) % session.chunk();
 }
 
-Reading::Reading(
+ContextOpener streaming_opener(
     const SessionFactory& open,
-    const Codec& codec,
     std::span<const Token> context,
-    std::size_t tokens,
-    Usage& usage)
-    : open_(open),
-      codec_(codec),
-      context_(context),
-      tokens_(tokens),
-      usage_(usage) {}
+    std::size_t tokens) {
+  return [&open, context, tokens](Usage& usage) {
+    std::unique_ptr<llama::Session> session = open(tokens);
+    if (context.empty()) return session;
+    timed(usage.prefill_seconds, [&] { feed(*session, context); });
+    usage.prefill_tokens += context.size();
+    return session;
+  };
+}
+
+Reading::Reading(ContextOpener open, const Codec& codec, Usage& usage)
+    : open_(std::move(open)), codec_(codec), usage_(usage) {}
 
 Reading::~Reading() {
   close();
@@ -72,8 +80,8 @@ void Reading::close() {
 
 void Reading::read() {
   close();
-  session_ = open_(tokens_);
-  if (!context_.empty()) (void)feed_timed(context_);
+  session_ = open_(usage_);
+  fresh_ = true;
   try {
     saved_ = session_->save();
   } catch (const Error& error) {
@@ -150,8 +158,9 @@ std::string Reading::generate(const Inquiry& inquiry) {
 
 Reply Reading::ask(const Inquiry& inquiry) {
   Reply reply;
-  const bool greedy = force(inquiry, reply);
-  if (!greedy || inquiry.answer.size() > inquiry.generate) {
+  reply.greedy = force(inquiry, reply);
+  if (inquiry.generate == 0) return reply;
+  if (!reply.greedy || inquiry.answer.size() > inquiry.generate) {
     reply.prediction = generate(inquiry);
     return reply;
   }
@@ -161,6 +170,12 @@ Reply Reading::ask(const Inquiry& inquiry) {
     if (share_found(reply.prediction, inquiry.references) == 1) break;
   }
   return reply;
+}
+
+void StreamingReader::read(
+    std::span<const Token> context, std::size_t tokens, const Ask& ask) {
+  Reading reading(streaming_opener(open_, context, tokens), codec_, usage_);
+  ask(0, reading);
 }
 
 }  // namespace qfilters::eval

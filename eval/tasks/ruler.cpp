@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "qfilters/error.h"
 #include "qfilters/limits.h"
@@ -16,28 +17,31 @@ namespace {
   throw Error(ErrorKind::kInvalidArgument, "ruler: " + message);
 }
 
-void run_cell(
-    const SessionFactory& open,
-    const Codec& codec,
-    const RulerSample& sample,
-    std::size_t generate,
-    RulerCell& cell,
-    Usage& usage) {
-  std::vector<Token> context = codec.prefix;
-  const std::vector<Token> text = codec.tokenize(sample.context);
-  context.insert(context.end(), text.begin(), text.end());
-  Inquiry inquiry = make_inquiry(
-      codec, sample.question + sample.answer_prefix, reference_answer(sample));
-  inquiry.references = sample.references;
-  inquiry.generate = generate;
-  Reading reading(open, codec, context, cell.length, usage);
-  Reply reply = reading.ask(inquiry);
+/// What one reader makes of the sample of `cell`.
+RulerCell answered(RulerCell cell, const RulerSample& sample, Reply reply) {
   cell.score = share_found(reply.prediction, sample.references);
   cell.nll_per_token = reply.nll_per_token;
   cell.prediction = std::move(reply.prediction);
   cell.references = sample.references;
   cell.tokens = sample.tokens;
   cell.kept = reply.kept;
+  return cell;
+}
+
+Inquiry inquiry_of(
+    const Codec& codec, const RulerSample& sample, std::size_t generate) {
+  Inquiry inquiry = make_inquiry(
+      codec, sample.question + sample.answer_prefix, reference_answer(sample));
+  inquiry.references = sample.references;
+  inquiry.generate = generate;
+  return inquiry;
+}
+
+std::vector<Token> context_of(const Codec& codec, const RulerSample& sample) {
+  std::vector<Token> context = codec.prefix;
+  const std::vector<Token> text = codec.tokenize(sample.context);
+  context.insert(context.end(), text.begin(), text.end());
+  return context;
 }
 
 }  // namespace
@@ -124,8 +128,8 @@ void check_ruler_rooms(
   }
 }
 
-RulerResult run_ruler(
-    const SessionFactory& open,
+std::vector<RulerResult> run_ruler(
+    Readers& readers,
     const Codec& codec,
     const Haystack& haystack,
     const RulerOptions& options,
@@ -134,8 +138,9 @@ RulerResult run_ruler(
   check_ruler_rooms(codec, haystack, options);
   const std::vector<RulerTask> tasks = ruler_tasks_of(options);
   const std::size_t total =
-      options.lengths.size() * tasks.size() * options.samples;
-  RulerResult result;
+      options.lengths.size() * tasks.size() * options.samples * readers.count();
+  std::vector<RulerResult> results(readers.count());
+  std::size_t done = 0;
   for (const std::size_t length : options.lengths) {
     for (const RulerTask& task : tasks) {
       for (std::size_t i = 0; i < options.samples; ++i) {
@@ -145,13 +150,18 @@ RulerResult run_ruler(
         cell.sample = i;
         const RulerSample sample =
             ruler_sample_of(codec, haystack, options, cell);
-        run_cell(open, codec, sample, task.generate, cell, result.usage);
-        result.cells.push_back(std::move(cell));
-        if (progress) progress(result.cells.size(), total);
+        const Inquiry inquiry = inquiry_of(codec, sample, task.generate);
+        const auto ask = [&](std::size_t reader, Reading& reading) {
+          results[reader].cells.push_back(
+              answered(cell, sample, reading.ask(inquiry)));
+          ++done;
+          if (progress) progress(done, total);
+        };
+        readers.read(context_of(codec, sample), length, ask);
       }
     }
   }
-  return result;
+  return results;
 }
 
 }  // namespace qfilters::eval

@@ -37,7 +37,6 @@ struct RulerCell {
 
 struct RulerResult {
   std::vector<RulerCell> cells;  ///< by length, task, sample
-  Usage usage;
 };
 
 /// The mean of cells that belong together.
@@ -74,11 +73,12 @@ void check_ruler_options(const RulerOptions& options);
 void check_ruler_rooms(
     const Codec& codec, const Haystack& haystack, const RulerOptions& options);
 
-/// Which of RULER's tasks still work from a bounded cache? Query-agnostic and
-/// streaming, as Reading does it; each sample has a session of its own for a
-/// sequence of `length` tokens. The loss is that of the references in order.
-[[nodiscard]] RulerResult run_ruler(
-    const SessionFactory& open,
+/// Which of RULER's tasks still work from a bounded cache? Query-agnostic, as
+/// Reading does it; each sample is a context of its own in a sequence of
+/// `length` tokens. The loss is that of the references in order. One result a
+/// reader.
+[[nodiscard]] std::vector<RulerResult> run_ruler(
+    Readers& readers,
     const Codec& codec,
     const Haystack& haystack,
     const RulerOptions& options,

@@ -145,7 +145,7 @@ TEST_F(EngineRealTest, AFailureInTheMiddleOfAStepChangesNothing) {
   Engine engine(model_, options_of(64));
   SequenceCache failing = cache();
   engine.step(failing, tokens(64), Logits::kNone);
-  engine.on_queries([](std::size_t layer, const TensorView&) {
+  engine.on_node([](std::size_t layer, const AttentionNode&) {
     if (layer == 17) throw std::runtime_error("in layer 17");
   });
   const auto next = tokens(70).subspan(64);
@@ -154,7 +154,7 @@ TEST_F(EngineRealTest, AFailureInTheMiddleOfAStepChangesNothing) {
   EXPECT_EQ(failing.offset(), 64U);
   EXPECT_THROW((void)engine.logits(5), Error) << "no logits of a failed step";
 
-  engine.on_queries(nullptr);
+  engine.on_node(nullptr);
   engine.step(failing, next, Logits::kLast);
   const float* logits = engine.logits(5);
   const std::vector<float> after(logits, logits + model_->vocabulary());

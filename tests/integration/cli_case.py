@@ -42,6 +42,7 @@ RUN_KEYS = {
     "sink": None,
     "recent": None,
     "interval": None,
+    "protocol": None,
     "chunk": None,
     "threads": None,
     "isa": None,

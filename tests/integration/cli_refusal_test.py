@@ -105,7 +105,11 @@ class UsageTest(CliTest):
             "generate --model gone.gguf", says=["give --prompt"]
         )
         for words, says in (
-            ("perplexity --protocol one-shot", "one-shot comes later"),
+            ("perplexity --protocol twice", "known: streaming, one-shot"),
+            ("perplexity --protocol one-shot --from 0", "--from 0 leaves"),
+            ("needle --protocol one-shot --interval 64", "evicts once"),
+            ("fidelity --later 0", "later=0: each must be in 1.."),
+            ("fidelity --policy full,llama", "policy llama keeps rows"),
             ("perplexity --tokens 1", "--tokens must be 2 or more"),
             ("needle --keys 12", "five digits"),
             ("needle --depths 120", "not in 0..100"),

@@ -127,12 +127,29 @@ TEST(NeedleTest, SplitsTheAnswerWhereTheVocabularyMergesIt) {
       "2345");
 }
 
+/// One reader that streams; what it costs goes to `usage`.
+NeedleResult needle_alone(
+    const SessionFactory& open,
+    const Codec& codec,
+    std::span<const Token> text,
+    const NeedleOptions& options,
+    Usage* usage = nullptr) {
+  StreamingReader reader(open, codec);
+  const std::vector<NeedleResult> results =
+      run_needle(reader, codec, text, options);
+  EXPECT_EQ(results.size(), 1U);
+  if (usage != nullptr) *usage = reader.usage(0);
+  return results.front();
+}
+
 TEST(NeedleTest, ScoresAPerfectMemory) {
-  const NeedleResult result = run_needle(
+  Usage usage;
+  const NeedleResult result = needle_alone(
       remembering(),
       byte_codec(),
       haystack(500),
-      options({400, 500}, {0, 50}, {"12345", "67890"}));
+      options({400, 500}, {0, 50}, {"12345", "67890"}),
+      &usage);
   ASSERT_EQ(result.cells.size(), 8U);
   EXPECT_EQ(result.accuracy, 1.0);
   // log(e^8 + 255) - 8, in float exponentials.
@@ -145,12 +162,12 @@ TEST(NeedleTest, ScoresAPerfectMemory) {
   EXPECT_EQ(result.cells[2].length, 400U);
   EXPECT_EQ(result.cells[2].depth, 50.0);
   EXPECT_EQ(result.cells[1].key, "67890");
-  EXPECT_EQ(result.decode_tokens, 8U * 5);
+  EXPECT_EQ(usage.decode_tokens, 8U * 5);
 }
 
 TEST(NeedleTest, ScoresAForgetfulMemory) {
   // 200 bytes back reach past the question, but not to the start.
-  const NeedleResult result = run_needle(
+  const NeedleResult result = needle_alone(
       remembering(200),
       byte_codec(),
       haystack(500),
@@ -191,7 +208,7 @@ TEST(NeedleTest, LetsTheQuestionEnterInChunksOfItsOwn) {
     }
   };
 
-  (void)run_needle(
+  (void)needle_alone(
       [&](std::size_t) { return std::make_unique<Recorder>(&steps); },
       byte_codec(),
       haystack(100),
@@ -216,7 +233,7 @@ TEST(NeedleTest, LetsTheQuestionEnterInChunksOfItsOwn) {
 TEST(NeedleTest, OpensSessionsForTheWholeSequence) {
   const NeedleOptions all = options({100, 200}, {50}, {"12345"});
   std::vector<std::size_t> opened;
-  (void)run_needle(
+  (void)needle_alone(
       [&](std::size_t tokens) {
         opened.push_back(tokens);
         return std::make_unique<RecallSession>(64, 8, kHeight);
@@ -257,7 +274,7 @@ TEST(NeedleTest, GoesThroughTextsAndPhrasings) {
   grid.skips = {0, 36};
   EXPECT_EQ(needle_text_tokens(grid), 236U);
   const NeedleResult result =
-      run_needle(remembering(), byte_codec(), haystack(236), grid);
+      needle_alone(remembering(), byte_codec(), haystack(236), grid);
   ASSERT_EQ(result.cells.size(), 16U);
   for (const NeedleCell& cell : result.cells)
     EXPECT_TRUE(cell.hit) << cell.phrasing << " " << cell.depth;
@@ -294,7 +311,7 @@ TEST(NeedleTest, BeginsEachHaystackAtItsSkip) {
   std::string seen;
   NeedleOptions one = options({20}, {100}, {"12345"});
   one.skips = {4};
-  (void)run_needle(
+  (void)needle_alone(
       [&](std::size_t) { return std::make_unique<Recorder>(&seen); },
       byte_codec(),
       haystack(24),
@@ -305,7 +322,7 @@ TEST(NeedleTest, BeginsEachHaystackAtItsSkip) {
 TEST(NeedleTest, RefusesBadOptions) {
   const auto refusal = [](NeedleOptions bad) {
     return error_of([&] {
-      (void)run_needle(remembering(), byte_codec(), haystack(100), bad);
+      (void)needle_alone(remembering(), byte_codec(), haystack(100), bad);
     });
   };
   EXPECT_THAT(

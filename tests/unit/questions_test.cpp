@@ -142,10 +142,20 @@ QuestionSet door_and_house() {
   return set;
 }
 
+/// One reader that streams.
+QuestionsResult questions_alone(
+    const SessionFactory& open,
+    const Codec& codec,
+    const QuestionSet& set,
+    const QuestionsOptions& options) {
+  StreamingReader reader(open, codec);
+  return run_questions(reader, codec, set, options).at(0);
+}
+
 TEST(QuestionsRunTest, AsksInTheOrderOfTheFileAndReadsByContext) {
   std::vector<std::size_t> opened;
   const QuestionSet set = door_and_house();
-  const QuestionsResult result = run_questions(
+  const QuestionsResult result = questions_alone(
       [&](std::size_t tokens) {
         opened.push_back(tokens);
         return std::make_unique<RecallSession>(32, 8, 8.0F);

@@ -52,7 +52,7 @@ class ReadingTest : public ::testing::Test {
       const Inquiry& inquiry,
       std::size_t memory = static_cast<std::size_t>(-1)) {
     const SessionFactory open = opened_.factory(memory);
-    Reading reading(open, codec_, context_, 200, usage_);
+    Reading reading(streaming_opener(open, context_, 200), codec_, usage_);
     return reading.ask(inquiry);
   }
 
@@ -114,7 +114,7 @@ TEST_F(ReadingTest, AsksEachQuestionAsIfItWereTheOnlyOne) {
   const Inquiry second = inquire(" Say: The number of the house is", " 17");
   const Reply alone = ask(second);
   const SessionFactory open = opened_.factory();
-  Reading reading(open, codec_, context_, 200, usage_);
+  Reading reading(streaming_opener(open, context_, 200), codec_, usage_);
   (void)reading.ask(first);
   const Reply after = reading.ask(second);
   EXPECT_EQ(after.prediction, alone.prediction);

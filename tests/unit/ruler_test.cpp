@@ -48,6 +48,21 @@ RulerOptions options(
   return out;
 }
 
+/// One reader that streams; what it costs goes to `usage`.
+RulerResult ruler_alone(
+    const SessionFactory& open,
+    const Codec& codec,
+    const Haystack& haystack,
+    const RulerOptions& options,
+    const Progress& progress = {},
+    Usage* usage = nullptr) {
+  StreamingReader reader(open, codec);
+  const std::vector<RulerResult> results =
+      run_ruler(reader, codec, haystack, options, progress);
+  if (usage != nullptr) *usage = reader.usage(0);
+  return results.at(0);
+}
+
 TEST(ShareFoundTest, CountsReferencesWhateverTheirCase) {
   const std::vector<std::string> words{"Oslo", "b\xC3\xA4r", "17"};
   EXPECT_EQ(share_found("in OSLO, 17 B\xC3\xA4R", words), 1.0);
@@ -58,12 +73,15 @@ TEST(ShareFoundTest, CountsReferencesWhateverTheirCase) {
 }
 
 TEST(RulerTest, APerfectMemoryFindsEveryNeedle) {
-  const RulerResult result = run_ruler(
+  Usage usage;
+  const RulerResult result = ruler_alone(
       remembering(),
       byte_codec(),
       haystack(),
       options(
-          {"niah_single_1", "niah_single_3", "niah_multikey_2"}, {2000, 2500}));
+          {"niah_single_1", "niah_single_3", "niah_multikey_2"}, {2000, 2500}),
+      {},
+      &usage);
   ASSERT_EQ(result.cells.size(), 12U);
   for (const RulerCell& cell : result.cells) {
     EXPECT_EQ(cell.score, 1.0) << cell.task;
@@ -76,14 +94,14 @@ TEST(RulerTest, APerfectMemoryFindsEveryNeedle) {
   EXPECT_EQ(result.cells[3].length, 2000U);
   EXPECT_EQ(result.cells[3].sample, 1U);
   EXPECT_EQ(result.cells[6].length, 2500U);
-  EXPECT_EQ(result.usage.sessions, 12U);
+  EXPECT_EQ(usage.sessions, 12U);
 }
 
 TEST(RulerTest, AForgetfulMemoryLosesScoreAndLoss) {
   const RulerOptions asked = options({"niah_single_2"}, {2000});
   const auto mean = [&](std::size_t memory) {
     return ruler_means(
-               run_ruler(remembering(memory), byte_codec(), haystack(), asked)
+               ruler_alone(remembering(memory), byte_codec(), haystack(), asked)
                    .cells)
         .at(0);
   };
@@ -97,7 +115,7 @@ TEST(RulerTest, RunsAllTasksByDefaultInSessionsOfTheLength) {
   std::vector<std::size_t> heard;
   RulerOptions all = options({}, {4000});
   all.samples = 1;
-  const RulerResult result = run_ruler(
+  const RulerResult result = ruler_alone(
       [&](std::size_t tokens) {
         opened.push_back(tokens);
         return std::make_unique<RecallSession>(4096, 12, 8.0F);

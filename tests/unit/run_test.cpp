@@ -141,10 +141,16 @@ TEST(RunTest, ChecksASpecWithoutAModel) {
       IsError(
           ErrorKind::kInvalidArgument, "unknown name 'best'; known: llama"));
   RunSpec bad = spec("full", "1");
-  bad.protocol = "one-shot";
+  bad.protocol = "twice";
   EXPECT_THAT(
       error_of([&] { check_spec(bad); }),
-      IsError(ErrorKind::kUnsupported, "one-shot comes later"));
+      IsError(ErrorKind::kInvalidArgument, "known: streaming, one-shot"));
+  bad.protocol = "one-shot";
+  EXPECT_NO_THROW(check_spec(bad));
+  bad.interval = 64;
+  EXPECT_THAT(
+      error_of([&] { check_spec(bad); }),
+      IsError(ErrorKind::kInvalidArgument, "interval: 64, but"));
   bad = spec("full", "1");
   bad.chunk = 0;
   EXPECT_THAT(
