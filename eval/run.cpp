@@ -14,8 +14,8 @@
 #include "qfilters/limits.h"
 #include "qfilters/policy.h"
 
-#include "llama/calibrate.h"
 #include "llama/engine.h"
+#include "llama/filter_kind.h"
 #include "policies/registry.h"
 
 namespace qfilters::eval {
@@ -23,7 +23,6 @@ namespace qfilters::eval {
 namespace {
 
 constexpr std::string_view kLlama = "llama";
-constexpr std::string_view kAuto = "auto";
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorKind::kInvalidArgument, message);
@@ -181,8 +180,8 @@ std::shared_ptr<const FilterBank> load_run_filters(
     std::string_view policy,
     std::span<const std::string> paths,
     const llama::Model& model) {
-  if (!needs_filters(policy)) return nullptr;
-  const bool quadratic = policy == kAuto;
+  const auto kind = llama::kind_of_policy(policy);
+  if (!kind) return nullptr;
   const std::string hint = "make one with `qfilters calibrate --policy " +
                            std::string(policy) +
                            " --model M.gguf --text T.txt --out F`";
@@ -192,7 +191,7 @@ std::shared_ptr<const FilterBank> load_run_filters(
       throw Error(ErrorKind::kFile, "filters: no file " + path + "; " + hint);
     }
     auto filters = std::make_shared<const FilterBank>(load_filters(path));
-    if (llama::is_for_auto(filters->metadata()) != quadratic) continue;
+    if (llama::kind_of(filters->metadata()) != kind) continue;
     llama::check_filters(*filters, model);
     return filters;
   }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kWindow = SnapOptions{}.window;
 
-constexpr std::array<PolicyInfo, 13> kPolicies = {{
+constexpr std::array<PolicyInfo, 14> kPolicies = {{
     {"full", "every row stays"},
     {"auto",
      "ours, after arXiv:2505.23416 and arXiv:2601.07891",
@@ -31,6 +31,7 @@ constexpr std::array<PolicyInfo, 13> kPolicies = {{
     {"random", "the baseline any policy must beat"},
     {"keydiff", "arXiv:2504.15364"},
     {"qfilters-keysvd", "arXiv:2503.02812, keys instead of queries"},
+    {"expected", "arXiv:2510.00636", /*needs_filters=*/true, 0},
     {"h2o", "arXiv:2306.14048"},
     {"tova", "arXiv:2401.06104", false, 0},
     {"snapkv", "arXiv:2404.14469", false, 0, kWindow},
@@ -88,6 +89,12 @@ Policy make(
   if (name == "keydiff") return Policy::custom(make_keydiff_scorer(), options);
   if (name == "qfilters-keysvd") {
     return Policy::custom(make_keysvd_scorer(options.sign), options);
+  }
+  if (name == "expected") {
+    return Policy::custom(
+        make_expected_scorer(
+            std::move(filters), {.sinks = options.protection.sinks}),
+        options);
   }
   if (name == "h2o") return Policy::custom(make_h2o_scorer(), options);
   if (name == "tova") return Policy::custom(make_tova_scorer(), options);

@@ -38,4 +38,22 @@ struct SnapOptions {
 [[nodiscard]] std::shared_ptr<const Scorer> make_snapkv_scorer(
     std::string_view name = "snapkv", const SnapOptions& options = {});
 
+struct ExpectedOptions {
+  std::size_t future = 512;  ///< positions to come, from the present one on
+  std::size_t sinks = 4;     ///< first positions, left out of the softmax
+  float epsilon = 0;         ///< what attention is taken to be at least
+};
+
+/// Expected Attention (arXiv:2510.00636): what a query to come pays a row on
+/// average, if queries are normal with the mean m and covariance S of
+/// QueryStatistics, turned as RoPE turns the next `future` positions on
+/// average. Per query head softmax over rows of m . k + k^T S k / 2; their
+/// mean, plus epsilon, times |v|. Rows at the first `sinks` positions get the
+/// largest score. Found anew whenever rows are chosen, O(query heads * rows *
+/// dim^2). `filters` are QueryStatistics'. Throws Error kInvalidArgument
+/// without them, for no future or a negative epsilon.
+[[nodiscard]] std::shared_ptr<const Scorer> make_expected_scorer(
+    std::shared_ptr<const FilterBank> filters,
+    const ExpectedOptions& options = {});
+
 }  // namespace qfilters::policies

@@ -11,13 +11,21 @@
 #include "qfilters/error.h"
 #include "qfilters/key_regression.h"
 #include "qfilters/policy.h"
+#include "qfilters/query_statistics.h"
 #include "qfilters/scoring.h"
 #include "qfilters/sequence_cache.h"
 
 #include "llama/engine.h"
+#include "llama/filter_kind.h"
+#include "llama/rope.h"
 
 namespace qfilters::llama {
 namespace {
+
+// Rows that attention uses as sinks are unlike all others.
+constexpr std::size_t kSinkRows = 8;
+// Tokens of the shortest passage there is something to learn from.
+constexpr std::size_t kLeastPassage = 64;
 
 void check(const CalibrateOptions& options, std::span<const Token> tokens) {
   const auto fail = [](const std::string& reason) {
@@ -29,6 +37,56 @@ void check(const CalibrateOptions& options, std::span<const Token> tokens) {
   if (options.context < 1) fail("context=0");
 }
 
+void check_passage(
+    const CalibrateOptions& options, std::span<const Token> tokens) {
+  check(options, tokens);
+  if (std::min(tokens.size(), options.context) >= kLeastPassage) return;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      "calibrate: tokens=" + std::to_string(tokens.size()) +
+          " context=" + std::to_string(options.context) + ": at least " +
+          std::to_string(kLeastPassage) + " of each are needed");
+}
+
+SessionOptions session_of(const CalibrateOptions& options) {
+  SessionOptions session;
+  session.chunk = std::min(options.chunk, options.context);
+  session.threads = options.threads;
+  return session;
+}
+
+SequenceCache make_cache(const Model& model, const CalibrateOptions& options) {
+  SequenceOptions sequence;
+  sequence.threads = options.threads;
+  return {model.layer_shapes(), Policy::full(), sequence};
+}
+
+// Reads the text once, each passage from an empty cache.
+void read_passages(
+    Engine& engine,
+    SequenceCache& cache,
+    std::span<const Token> tokens,
+    const CalibrateOptions& options,
+    Logits logits,
+    const std::function<void(std::size_t done)>& progress) {
+  std::size_t done = 0;
+  while (done < tokens.size()) {
+    const std::size_t left = options.context - cache.offset();
+    const std::size_t count =
+        std::min({engine.chunk(), left, tokens.size() - done});
+    engine.step(cache, tokens.subspan(done, count), logits);
+    done += count;
+    if (cache.offset() == options.context) cache.clear();
+    if (progress) progress(done);
+  }
+}
+
+void sign(FilterMetadata& metadata, const Model& model, FilterKind kind) {
+  metadata.model_id = model.name();
+  metadata.model_fingerprint = model.fingerprint();
+  metadata.query_site = query_site(kind);
+}
+
 }  // namespace
 
 FilterBank calibrate(
@@ -38,43 +96,20 @@ FilterBank calibrate(
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress) {
   check(options, tokens);
-  SessionOptions session;
-  session.chunk = std::min(options.chunk, options.context);
-  session.threads = options.threads;
-  Engine engine(std::move(model), session);
+  Engine engine(std::move(model), session_of(options));
   const Model& source = engine.model();
   Calibrator calibrator(source.query_shapes());
   engine.on_node([&](std::size_t layer, const AttentionNode& node) {
     calibrator.add(layer, node.queries);
   });
-  SequenceOptions sequence;
-  sequence.threads = options.threads;
-  SequenceCache cache(source.layer_shapes(), Policy::full(), sequence);
-
-  std::size_t done = 0;
-  while (done < tokens.size()) {
-    const std::size_t left = options.context - cache.offset();
-    const std::size_t count =
-        std::min({session.chunk, left, tokens.size() - done});
-    engine.step(cache, tokens.subspan(done, count), Logits::kNone);
-    done += count;
-    if (cache.offset() == options.context) cache.clear();
-    if (progress) progress(done);
-  }
-  metadata.model_id = source.name();
-  metadata.model_fingerprint = source.fingerprint();
-  metadata.query_site = "attention";
+  SequenceCache cache = make_cache(source, options);
+  read_passages(engine, cache, tokens, options, Logits::kNone, progress);
+  sign(metadata, source, FilterKind::kQFilters);
   return calibrator.finish(std::move(metadata));
 }
 
 namespace {
 
-// What FilterMetadata::query_site says of the other kind of filters.
-constexpr const char* kReconstruction = "reconstruction";
-// Rows that attention uses as sinks are unlike all others.
-constexpr std::size_t kSinkRows = 8;
-// Tokens of the shortest passage there is something to learn from.
-constexpr std::size_t kLeastPassage = 64;
 // Below this attention a key is worth nothing, whatever the logarithm says.
 constexpr float kLeastAttention = 1e-8F;
 
@@ -129,30 +164,19 @@ FilterBank calibrate_reconstruction(
     const CalibrateOptions& options,
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress) {
-  check(options, tokens);
-  if (std::min(tokens.size(), options.context) < kLeastPassage) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        "calibrate: tokens=" + std::to_string(tokens.size()) +
-            " context=" + std::to_string(options.context) + ": at least " +
-            std::to_string(kLeastPassage) + " of each are needed");
-  }
-  SessionOptions session;
-  session.chunk = std::min(options.chunk, options.context);
-  session.threads = options.threads;
-  Engine engine(std::move(model), session);
+  check_passage(options, tokens);
+  Engine engine(std::move(model), session_of(options));
   const Model& source = engine.model();
   const std::vector<LayerShape> shapes = source.layer_shapes();
   std::vector<KeyShape> keys;
   for (const LayerShape& shape : shapes)
     keys.push_back({shape.kv_heads, shape.key_dim});
   KeyRegression regression(keys);
-  SequenceOptions sequence;
-  sequence.threads = options.threads;
-  SequenceCache cache(shapes, Policy::full(), sequence);
+  SequenceCache cache = make_cache(source, options);
   const auto feed = [&](std::span<const Token> all, std::size_t before) {
-    for (std::size_t i = 0; i < all.size(); i += session.chunk) {
-      const auto part = all.subspan(i, std::min(session.chunk, all.size() - i));
+    for (std::size_t i = 0; i < all.size(); i += engine.chunk()) {
+      const auto part =
+          all.subspan(i, std::min(engine.chunk(), all.size() - i));
       engine.step(cache, part, Logits::kNone);
       if (progress) progress(before + (i + part.size()) / 2);
     }
@@ -176,39 +200,91 @@ FilterBank calibrate_reconstruction(
     worth.teach(cache, regression);
     cache.clear();
   }
-  metadata.model_id = source.name();
-  metadata.model_fingerprint = source.fingerprint();
-  metadata.query_site = kReconstruction;
+  sign(metadata, source, FilterKind::kAuto);
   return regression.finish(std::move(metadata));
 }
 
-bool is_for_auto(const FilterMetadata& metadata) noexcept {
-  return metadata.query_site == kReconstruction;
+namespace {
+
+// Enough positions to tell one RoPE from another.
+constexpr std::size_t kProbeTokens = 64;
+
+// A text of one token makes the same queries at every position but for RoPE, in
+// every layer: attention averages values that are all the same.
+void check_rotations(Engine& engine, const std::vector<Rotation>& rotations) {
+  const Model& model = engine.model();
+  constexpr double kTolerance = 0.02;  // of a query's length; weights are 4 bit
+  SequenceCache cache(model.layer_shapes(), Policy::full());
+  std::vector<std::vector<float>> first(rotations.size());
+  engine.on_queries([&](std::size_t layer, const TensorView& queries) {
+    if (model.layers()[layer].window != 0) return;
+    const std::vector<float> rows = turn_back(
+        rotations[layer], queries, static_cast<std::int32_t>(cache.offset()));
+    const std::size_t dim = queries.dim;
+    for (std::size_t h = 0; h < queries.heads; ++h) {
+      for (std::size_t t = 0; t < queries.tokens; ++t) {
+        const auto row =
+            std::span(rows).subspan((h * queries.tokens + t) * dim, dim);
+        if (cache.offset() == 0 && t == 0)
+          first[layer].insert(first[layer].end(), row.begin(), row.end());
+        double difference = 0;
+        double length = 0;
+        for (std::size_t d = 0; d < dim; ++d) {
+          const auto want = static_cast<double>(first[layer][h * dim + d]);
+          const double off = static_cast<double>(row[d]) - want;
+          difference += off * off;
+          length += want * want;
+        }
+        if (difference <= kTolerance * kTolerance * length) continue;
+        throw Error(
+            ErrorKind::kUnsupported,
+            "calibrate: the RoPE of " + model.name() +
+                " is not understood: layer " + std::to_string(layer) +
+                " turns queries otherwise than the file says");
+      }
+    }
+  });
+  const std::vector<Token> same(
+      engine.chunk(), static_cast<Token>(model.vocabulary() / 2));
+  while (cache.offset() < kProbeTokens) {
+    const std::size_t count =
+        std::min(same.size(), kProbeTokens - cache.offset());
+    engine.step(cache, std::span(same).first(count), Logits::kNone);
+  }
 }
 
-void check_filters(const FilterBank& filters, const Model& model) {
-  const auto fail = [&](const std::string& reason) {
-    throw Error(ErrorKind::kMismatch, "check_filters: " + reason);
-  };
-  const std::span<const AttentionLayer> layers = model.layers();
-  if (filters.layers() != layers.size()) {
-    fail(
-        "the filters have " + std::to_string(filters.layers()) + " layers, " +
-        model.name() + " has " + std::to_string(layers.size()));
-  }
-  for (std::size_t l = 0; l < layers.size(); ++l) {
-    const LayerFilters& have = filters.layer(l);
-    const std::size_t size = is_for_auto(filters.metadata())
-                                 ? quadratic_size(layers[l].key_dim)
-                                 : layers[l].key_dim;
-    if (have.heads == layers[l].kv_heads && have.dim == size) continue;
-    fail(
-        "layer " + std::to_string(l) + ": the filters have " +
-        std::to_string(have.heads) + " heads of " + std::to_string(have.dim) +
-        ", " + model.name() + " has " + std::to_string(layers[l].kv_heads) +
-        " of " + std::to_string(size));
-  }
-  check_origin(filters.metadata(), {.model_fingerprint = model.fingerprint()});
+}  // namespace
+
+FilterBank calibrate_expected(
+    std::shared_ptr<const Model> model,
+    std::span<const Token> tokens,
+    const CalibrateOptions& options,
+    FilterMetadata metadata,
+    const std::function<void(std::size_t done)>& progress) {
+  check_passage(options, tokens);
+  Engine engine(std::move(model), session_of(options));
+  const Model& source = engine.model();
+  const std::vector<Rotation> rotations = rotations_of(source);
+  check_rotations(engine, rotations);
+  const std::vector<QueryShape> shapes = source.query_shapes();
+  std::vector<QueryLayer> layers;
+  for (std::size_t l = 0; l < shapes.size(); ++l)
+    layers.push_back({shapes[l], rotations[l], source.layers()[l].scale});
+  QueryStatistics statistics(std::move(layers));
+  SequenceCache cache = make_cache(source, options);
+  engine.on_queries([&](std::size_t layer, const TensorView& queries) {
+    if (source.layers()[layer].window != 0) return;
+    const std::size_t skip = kSinkRows - std::min(kSinkRows, cache.offset());
+    if (skip >= queries.tokens) return;
+    TensorView others = queries;
+    others.data = queries.row(0, 0, skip);
+    others.tokens -= skip;
+    statistics.add(
+        layer, others, static_cast<std::int32_t>(cache.offset() + skip));
+  });
+  read_passages(engine, cache, tokens, options, Logits::kNone, progress);
+  sign(metadata, source, FilterKind::kExpected);
+  return statistics.finish(std::move(metadata));
 }
 
 }  // namespace qfilters::llama

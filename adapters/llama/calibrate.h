@@ -46,12 +46,16 @@ struct CalibrateOptions {
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress = {});
 
-/// Whether filters of this origin are calibrate_reconstruction()'s.
-[[nodiscard]] bool is_for_auto(const FilterMetadata& metadata) noexcept;
-
-/// Throws Error kMismatch, naming the values, when filters do not belong to
-/// the model: other layers, heads or sizes (the key dims; quadratic_size() of
-/// them if is_for_auto()), or a known fingerprint that differs.
-void check_filters(const FilterBank& filters, const Model& model);
+/// Statistics of policy expected (QueryStatistics), in one pass over the same
+/// passages as calibrate(), their first rows left out; the RoPE of the model is
+/// read from its file and tried out on a text of one token. Memory of one
+/// passage's full cache. Throws as calibrate_reconstruction(), and kUnsupported
+/// for a model whose RoPE is not understood.
+[[nodiscard]] FilterBank calibrate_expected(
+    std::shared_ptr<const Model> model,
+    std::span<const Token> tokens,
+    const CalibrateOptions& options,
+    FilterMetadata metadata,
+    const std::function<void(std::size_t done)>& progress = {});
 
 }  // namespace qfilters::llama

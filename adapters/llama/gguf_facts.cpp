@@ -109,6 +109,34 @@ bool has_rope_factors(const gguf_context& gguf) {
   return false;
 }
 
+// The tensor that divides frequencies, if it is there.
+std::vector<float> rope_factors(
+    const gguf_context& gguf, const std::filesystem::path& path) {
+  const std::int64_t id = gguf_find_tensor(&gguf, "rope_freqs.weight");
+  if (id < 0 || gguf_get_tensor_type(&gguf, id) != GGML_TYPE_F32) return {};
+  std::vector<float> factors(gguf_get_tensor_size(&gguf, id) / sizeof(float));
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(
+      gguf_get_data_offset(&gguf) + gguf_get_tensor_offset(&gguf, id)));
+  file.read(
+      reinterpret_cast<char*>(factors.data()),
+      static_cast<std::streamsize>(factors.size() * sizeof(float)));
+  if (!file) fail("damaged GGUF file: rope_freqs.weight is cut off");
+  return factors;
+}
+
+RopeFacts read_rope(
+    const gguf_context& gguf,
+    const std::string& prefix,
+    const std::filesystem::path& path) {
+  RopeFacts rope;
+  rope.freq_base = float_value(gguf, prefix + "rope.freq_base");
+  rope.dimensions = count_value(gguf, prefix + "rope.dimension_count", 0);
+  rope.scaling = text_value(gguf, prefix + "rope.scaling.type");
+  rope.factors = rope_factors(gguf, path);
+  return rope;
+}
+
 }  // namespace
 
 GgufFacts read_gguf_facts(const std::filesystem::path& path) {
@@ -125,10 +153,9 @@ GgufFacts read_gguf_facts(const std::filesystem::path& path) {
   facts.name = text_value(*gguf, "general.name");
   const std::string prefix = facts.architecture + ".";
   check_numbers(*gguf, prefix);
-  facts.rope_freq_base = float_value(*gguf, prefix + "rope.freq_base");
+  facts.rope = read_rope(*gguf, prefix, path);
   facts.context_dependent_rope =
-      text_value(*gguf, prefix + "rope.scaling.type") == "longrope" ||
-      has_rope_factors(*gguf);
+      facts.rope.scaling == "longrope" || has_rope_factors(*gguf);
   for (const char* key :
        {"attention.key_length_mla", "attention.kv_lora_rank"}) {
     facts.latent_attention =

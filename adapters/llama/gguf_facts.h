@@ -1,16 +1,26 @@
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace qfilters::llama {
+
+/// What a GGUF file says about RoPE.
+struct RopeFacts {
+  double freq_base = 0;
+  std::size_t dimensions = 0;  ///< of a head that turn; 0: all
+  std::string scaling;         ///< none, linear, yarn, ...
+  std::vector<float> factors;  ///< each pair's frequency is divided by its own
+};
 
 /// What a GGUF file says about its model before any weight is loaded; empty
 /// or zero where it says nothing.
 struct GgufFacts {
   std::string architecture;
   std::string name;
-  double rope_freq_base = 0;
+  RopeFacts rope;
   /// RoPE factors that llama.cpp picks by the length of its context.
   bool context_dependent_rope = false;
   /// Multi-head latent attention: the cache holds no rows per head.

@@ -71,7 +71,7 @@ std::string fingerprint_of(
   result.add(llama_model_n_layer(&model));
   result.add(llama_model_n_embd(&model));
   result.add(llama_vocab_n_tokens(llama_model_get_vocab(&model)));
-  result.add(std::bit_cast<std::uint64_t>(facts.rope_freq_base));
+  result.add(std::bit_cast<std::uint64_t>(facts.rope.freq_base));
   result.add(std::bit_cast<std::uint64_t>(rope_scale));
   for (const AttentionLayer& layer : layers) {
     result.add(layer.index);
@@ -114,6 +114,7 @@ void Model::load_weights(
   const GgufFacts facts = read_gguf_facts(path);
   architecture_ = facts.architecture;
   name_ = facts.name.empty() ? path.stem().string() : facts.name;
+  rope_ = facts.rope;
   check_facts(facts);
 
   llama_model_params params = llama_model_default_params();

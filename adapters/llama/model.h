@@ -13,6 +13,7 @@
 #include "qfilters/calibrator.h"
 #include "qfilters/sequence_cache.h"
 
+#include "llama/gguf_facts.h"
 #include "llama/handles.h"
 
 namespace qfilters::llama {
@@ -83,6 +84,8 @@ class Model {
     return file_fingerprint_;
   }
 
+  [[nodiscard]] const RopeFacts& rope() const noexcept { return rope_; }
+
   /// Attention layers in order; layers without attention are not listed.
   [[nodiscard]] std::span<const AttentionLayer> layers() const noexcept {
     return layers_;
@@ -137,6 +140,7 @@ class Model {
   std::string architecture_;
   std::string fingerprint_;
   std::string file_fingerprint_;
+  RopeFacts rope_;
   std::vector<AttentionLayer> layers_;
   std::size_t vocabulary_ = 0;
   std::size_t trained_length_ = 0;

@@ -13,6 +13,7 @@
 #include "commands.h"
 #include "eval/text.h"
 #include "llama/calibrate.h"
+#include "llama/filter_kind.h"
 #include "llama/model.h"
 #include "output.h"
 #include "run_options.h"
@@ -51,9 +52,12 @@ void check(const CalibrateArguments& arguments) {
   check_outputs(outputs, {arguments.model, arguments.text});
   if (arguments.chunk == 0) refuse("--chunk must be 1 or more");
   if (arguments.tokens < 2) refuse("--tokens must be 2 or more");
-  if (arguments.policy != "qfilters" && arguments.policy != "auto") {
-    refuse("--policy '" + arguments.policy + "' is neither qfilters nor auto");
+  if (llama::kind_of_policy(arguments.policy)) return;
+  std::string known;
+  for (const llama::FilterKind kind : llama::filter_kinds()) {
+    known += (known.empty() ? "" : ", ") + std::string(to_string(kind));
   }
+  refuse("--policy '" + arguments.policy + "' is not one of " + known);
 }
 
 /// Not every format holds layers of different shapes; better said before the
@@ -148,16 +152,20 @@ void calibrate(const CalibrateArguments& arguments) {
   const auto progress = [&](std::size_t done) {
     bar.update(done, tokens.size());
   };
-  const FilterBank filters =
-      arguments.policy == "auto"
-          ? llama::calibrate_reconstruction(
-                model,
-                tokens,
-                codec.tokenize(kCue),
-                options,
-                metadata,
-                progress)
-          : llama::calibrate(model, tokens, options, metadata, progress);
+  const auto find_filters = [&] {
+    switch (*llama::kind_of_policy(arguments.policy)) {
+      case llama::FilterKind::kAuto:
+        return llama::calibrate_reconstruction(
+            model, tokens, codec.tokenize(kCue), options, metadata, progress);
+      case llama::FilterKind::kExpected:
+        return llama::calibrate_expected(
+            model, tokens, options, metadata, progress);
+      case llama::FilterKind::kQFilters:
+        break;
+    }
+    return llama::calibrate(model, tokens, options, metadata, progress);
+  };
+  const FilterBank filters = find_filters();
   bar.clear();
   for (const std::string& output : arguments.outputs) {
     save_filters(filters, output);
@@ -203,7 +211,8 @@ void add_calibrate_command(CLI::App& app, Action& action) {
       ->add_option(
           "--policy",
           arguments->policy,
-          "Whose filters: auto, which reads the text twice, or qfilters")
+          "Whose filters: auto, which reads the text twice, qfilters or "
+          "expected")
       ->capture_default_str();
   add_count(
       *command, "--tokens", arguments->tokens, "Tokens of the text to use");

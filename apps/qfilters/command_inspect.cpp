@@ -11,7 +11,7 @@
 #include "qfilters/filter_file.h"
 
 #include "commands.h"
-#include "llama/calibrate.h"
+#include "llama/filter_kind.h"
 #include "output.h"
 #include "run_options.h"
 
@@ -71,8 +71,9 @@ LayerFacts facts_of(const LayerFilters& layer) {
 std::vector<std::string> warnings_of(
     const FilterMetadata& metadata, const std::vector<LayerFacts>& layers) {
   std::vector<std::string> warnings;
-  const bool quadratic = llama::is_for_auto(metadata);
-  for (std::size_t l = 0; l < layers.size() && !quadratic; ++l) {
+  const bool directions =
+      llama::kind_of(metadata) == llama::FilterKind::kQFilters;
+  for (std::size_t l = 0; l < layers.size() && directions; ++l) {
     const LayerFacts& facts = layers[l];
     if (std::abs(facts.min_norm - 1) > kNormTolerance ||
         std::abs(facts.max_norm - 1) > kNormTolerance) {
@@ -90,7 +91,7 @@ std::vector<std::string> warnings_of(
   if (metadata.query_site.empty()) {
     warnings.emplace_back(
         "query site unknown: filters of queries before RoPE score badly");
-  } else if (!quadratic && metadata.query_site != "attention") {
+  } else if (directions && metadata.query_site != "attention") {
     warnings.push_back(
         "queries were taken at '" + metadata.query_site +
         "', not where attention multiplies them with keys");
@@ -113,8 +114,8 @@ void print(
       "model        {} ({})\n",
       known(metadata.model_id),
       known(metadata.model_fingerprint));
-  const bool quadratic = llama::is_for_auto(metadata);
-  fmt::print("policy       {}\n", quadratic ? "auto" : "qfilters");
+  const llama::FilterKind kind = llama::kind_of(metadata);
+  fmt::print("policy       {}\n", to_string(kind));
   fmt::print("query site   {}\n", known(metadata.query_site));
   fmt::print(
       "text         {} ({})\n",
@@ -123,17 +124,20 @@ void print(
   fmt::print(
       "samples      {} per {} head\n",
       metadata.n_samples == 0 ? "unknown" : std::to_string(metadata.n_samples),
-      quadratic ? "KV" : "query");
+      kind == llama::FilterKind::kAuto ? "KV" : "query");
   fmt::print("layers       {}\n\n", filters.layers());
-  fmt::print("layer  heads   dim  mean norm  mean cosine of heads\n");
+  // Statistics are no vectors: what is in them has no common length.
+  const bool vectors = kind != llama::FilterKind::kExpected;
+  fmt::print(
+      "layer  heads     dim{}\n",
+      vectors ? "  mean norm  mean cosine of heads" : "");
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    fmt::print(
-        "{:5}  {:5}  {:4}  {:9.4f}  {:20.4f}\n",
-        l,
-        layers[l].heads,
-        layers[l].dim,
-        layers[l].mean_norm,
-        layers[l].mean_cosine);
+    fmt::print("{:5}  {:5}  {:6}", l, layers[l].heads, layers[l].dim);
+    if (vectors) {
+      fmt::print(
+          "  {:9.4f}  {:20.4f}", layers[l].mean_norm, layers[l].mean_cosine);
+    }
+    fmt::print("\n");
   }
   if (!warnings.empty()) fmt::print("\n");
   for (const std::string& warning : warnings) {
@@ -151,7 +155,7 @@ Json to_json(
   json["command"] = "inspect";
   json["file"] = path;
   json["fingerprint"] = filters.fingerprint();
-  json["policy"] = llama::is_for_auto(metadata) ? "auto" : "qfilters";
+  json["policy"] = to_string(llama::kind_of(metadata));
   json["metadata"] = {
       {"model_id", metadata.model_id},
       {"model_fingerprint", metadata.model_fingerprint},

@@ -18,6 +18,12 @@ struct QueryShape {
   friend bool operator==(const QueryShape&, const QueryShape&) = default;
 };
 
+/// Mean and spread of the queries of one query head.
+struct QuerySpread {
+  std::vector<double> mean;        ///< [dim]
+  std::vector<double> covariance;  ///< lower triangle, row by row
+};
+
 /// Finds Q-Filters (arXiv:2503.02812, section 3.2) in one pass: it adds up the
 /// second moment Q^T Q and the sum of all queries of each query head in
 /// float64. The top eigenvector of Q^T Q is the first right singular vector of
@@ -41,6 +47,12 @@ class Calibrator {
 
   /// Query rows per head that layer `layer` has seen.
   [[nodiscard]] std::uint64_t rows(std::size_t layer) const;
+
+  /// Mean and covariance (divided by rows()) of a query head's queries. Throws
+  /// Error kInvalidArgument for a layer or head that does not exist or a layer
+  /// that has seen no row. O(dim^2).
+  [[nodiscard]] QuerySpread spread(
+      std::size_t layer, std::size_t query_head) const;
 
   /// One unit vector per KV head: the mean of its group's query filters,
   /// normalised (zero where these cancel exactly; e_0 for queries that are all

@@ -15,6 +15,7 @@
 #include "qfilters/kv_store.h"
 #include "qfilters/limits.h"
 #include "qfilters/policy.h"
+#include "qfilters/query_statistics.h"
 #include "qfilters/row_pool.h"
 #include "qfilters/rows_view.h"
 #include "qfilters/scoring.h"

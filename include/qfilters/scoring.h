@@ -64,6 +64,10 @@ void read_key_tiles(
 [[nodiscard]] std::size_t key_tile_floats(
     const RowsView& rows, std::size_t group) noexcept;
 
+/// All values of a head, stored rows first, as float32 [rows, value_dim].
+/// Throws Error kShape unless `out` has that size. O(rows * value_dim).
+void read_values(const RowsView& rows, std::size_t group, std::span<float> out);
+
 /// The key-SVD fallback's direction for one head: the top eigenvector of the
 /// mean-centred covariance of `keys` [rows, dim], a unit vector whose largest
 /// component by magnitude is positive (the first one on ties). One row, or

@@ -239,6 +239,30 @@ std::uint64_t Calibrator::rows(std::size_t layer) const {
   return layers_[layer].rows;
 }
 
+QuerySpread Calibrator::spread(
+    std::size_t layer, std::size_t query_head) const {
+  if (layer >= layers_.size() || query_head >= layers_[layer].heads.size() ||
+      layers_[layer].rows == 0) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "Calibrator::spread: layer=" + std::to_string(layer) + " query_head=" +
+            std::to_string(query_head) + " has seen no row or does not exist");
+  }
+  const Moments& moments = layers_[layer].heads[query_head];
+  const auto rows = static_cast<double>(layers_[layer].rows);
+  const std::size_t dim = moments.sum.size();
+  QuerySpread out;
+  for (const double sum : moments.sum)
+    out.mean.push_back(sum / rows);
+  for (std::size_t i = 0; i < dim; ++i) {
+    for (std::size_t j = 0; j <= i; ++j) {
+      out.covariance.push_back(
+          moments.second[j * dim + i] / rows - out.mean[i] * out.mean[j]);
+    }
+  }
+  return out;
+}
+
 FilterBank Calibrator::finish(FilterMetadata metadata) const {
   metadata.n_samples = std::numeric_limits<std::uint64_t>::max();
   for (std::size_t l = 0; l < layers_.size(); ++l) {

@@ -323,6 +323,24 @@ void read_keys(const RowsView& rows, std::size_t group, std::span<float> out) {
   }
 }
 
+void read_values(
+    const RowsView& rows, std::size_t group, std::span<float> out) {
+  const RowShape& shape = rows.shape();
+  const std::size_t dim = shape.value_dim;
+  if (out.size() != rows.rows(group) * dim) {
+    throw Error(
+        ErrorKind::kShape,
+        "read values: room for " + std::to_string(out.size()) +
+            " values, not " + std::to_string(rows.rows(group)) + " rows of " +
+            std::to_string(dim));
+  }
+  std::vector<std::uint16_t> row(dim);
+  for (std::size_t r = 0; r < rows.rows(group); ++r) {
+    rows.read_value(group, r, row.data());
+    kernels::widen(row.data(), dim, half_of(shape.dtype), out.data() + r * dim);
+  }
+}
+
 void Scorer::check_layer(
     std::size_t /*layer*/,
     std::size_t /*kv_heads*/,

@@ -1,6 +1,7 @@
 #include "llama/calibrate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -10,8 +11,10 @@
 #include "qfilters/error.h"
 #include "qfilters/filter_bank.h"
 #include "qfilters/key_regression.h"
+#include "qfilters/query_statistics.h"
 
 #include "adapters/models.h"
+#include "llama/filter_kind.h"
 
 namespace qfilters::llama {
 namespace {
@@ -129,10 +132,65 @@ TEST_F(CalibrateTest, LearnsFromASecondReading) {
   EXPECT_EQ(filters.metadata().model_id, model_->name());
   // Passages of 100, 100 and 50: the last is too short, sinks do not count.
   EXPECT_EQ(filters.metadata().n_samples, 2U * (100 - 8));
-  EXPECT_TRUE(is_for_auto(filters.metadata()));
-  EXPECT_FALSE(is_for_auto(run(32, 100).metadata()));
+  EXPECT_EQ(kind_of(filters.metadata()), FilterKind::kAuto);
+  EXPECT_EQ(kind_of(run(32, 100).metadata()), FilterKind::kQFilters);
   EXPECT_NO_THROW(check_filters(filters, *model_));
   EXPECT_EQ(learn(32, 2), filters);
+}
+
+TEST_F(CalibrateTest, DescribesQueriesBeforeRope) {
+  CalibrateOptions options;
+  options.context = 100;
+  const auto describe = [&](std::size_t chunk, int threads) {
+    options.chunk = chunk;
+    options.threads = threads;
+    return calibrate_expected(model_, tokens_, options, {});
+  };
+  const FilterBank filters = describe(32, 1);
+  ASSERT_EQ(filters.layers(), 4U);
+  for (std::size_t l = 0; l < 4; ++l) {
+    const auto& values = filters.layer(l).values;
+    EXPECT_EQ(filters.layer(l).dim, statistics_size(16, 2));
+    EXPECT_EQ(
+        std::ranges::all_of(values, [](float v) { return v == 0.0F; }),
+        model_->layers()[l].window != 0)
+        << l;
+  }
+  EXPECT_EQ(kind_of(filters.metadata()), FilterKind::kExpected);
+  EXPECT_EQ(filters.metadata().query_site, "statistics");
+  EXPECT_EQ(filters.metadata().n_samples, 250U - 3 * 8) << "without sinks";
+  EXPECT_NO_THROW(check_filters(filters, *model_));
+  EXPECT_EQ(describe(32, 2), filters);
+}
+
+// The same token makes the same queries in the first layer wherever it stands:
+// what is left of positions would show as covariance.
+TEST_F(CalibrateTest, OneTokenAllAlongHasNoSpreadWithoutRope) {
+  for (const char* const name : {"llama_ok", "gemma_swa", "rope_factors"}) {
+    const auto model = load_tiny(name);
+    CalibrateOptions options;
+    const std::vector<Token> same(120, 7);
+    const FilterBank filters = calibrate_expected(model, same, options, {});
+    const AttentionLayer& layer = model->layers().back();
+    ASSERT_EQ(layer.window, 0U) << name;
+    const auto values = filters.layer(filters.layers() - 1).head(0);
+    const std::size_t dim = layer.key_dim;
+    double mean = 0;
+    double spread = 0;
+    for (std::size_t i = 0; i < dim; ++i) {
+      mean += std::pow(values[2 * dim + i], 2);
+      spread += values[3 * dim + (i + 1) * (i + 2) / 2 - 1];
+    }
+    EXPECT_GT(mean, 0) << name;
+    EXPECT_LT(spread, 1e-4 * mean) << name;
+  }
+}
+
+TEST_F(CalibrateTest, RefusesRopeThatIsNotUnderstood) {
+  const Error error = error_of(
+      [&] { (void)calibrate_expected(load_tiny("yarn"), tokens_, {}, {}); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+  EXPECT_THAT(error.what(), HasSubstr("scaling 'yarn'"));
 }
 
 TEST_F(CalibrateTest, NeedsAPassageToReadTwice) {

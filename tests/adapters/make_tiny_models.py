@@ -144,12 +144,34 @@ class TinyModel:
 
 def llama_ok():
     """The plain case, grouped queries, and the one that must be served."""
-    model = TinyModel("llama_ok", "llama")
+    return llama_like("llama_ok")
+
+
+def llama_like(name):
+    model = TinyModel(name, "llama")
     model.key("attention.layer_norm_rms_epsilon", 1e-5)
     model.key("rope.freq_base", 10000.0)
     for layer in model.blocks():
         model.attention(layer)
         model.feed_forward(layer)
+    return model
+
+
+def yarn():
+    """Served, but its RoPE is more than a turn by a steady angle."""
+    model = llama_like("yarn")
+    model.key("rope.scaling.type", "yarn")
+    model.key("rope.scaling.factor", 4.0)
+    model.key("rope.scaling.original_context_length", CONTEXT // 4)
+    return model
+
+
+def rope_factors():
+    """Each pair turns slower by a factor of its own, all by linear scaling."""
+    model = llama_like("rope_factors")
+    model.key("rope.scaling.type", "linear")
+    model.key("rope.scaling.factor", 2.0)
+    model.tensor("rope_freqs.weight", 1 + 2 * np.arange(HEAD_DIM // 2))
     return model
 
 
@@ -387,8 +409,8 @@ def mrope():
 
 
 MODELS = [
-    llama_ok, gemma_swa, softcap, shared_kv, mamba, hybrid, bert, longrope,
-    alibi, sinks, chunked, mla, mrope,
+    llama_ok, yarn, rope_factors, gemma_swa, softcap, shared_kv, mamba, hybrid,
+    bert, longrope, alibi, sinks, chunked, mla, mrope,
 ]
 
 

@@ -89,7 +89,8 @@ def filters(policy="qfilters"):
 
 def with_filters():
     """For every policy: each takes the filters of its kind."""
-    return ["--filters", filters("auto"), "--filters", filters("qfilters")]
+    kinds = ("auto", "qfilters", "expected")
+    return [word for kind in kinds for word in ("--filters", filters(kind))]
 
 
 def catches(pid, number):

@@ -216,6 +216,22 @@ TEST_F(KeyPolicyTest, KeysAreReadAsTheyAre) {
   });
 }
 
+TEST_F(KeyPolicyTest, ValuesAreReadAsTheyAre) {
+  for_each_cache([&](const RowsView& rows, std::size_t group) {
+    const std::size_t dim = rows.shape().value_dim;
+    std::vector<float> values(rows.rows(group) * dim);
+    read_values(rows, group, values);
+    std::vector<std::uint16_t> row(dim);
+    for (std::size_t r = 0; r < rows.rows(group); ++r) {
+      rows.read_value(group, r, row.data());
+      for (std::size_t d = 0; d < dim; ++d) {
+        ASSERT_EQ(
+            values[r * dim + d], test::decode(rows.shape().dtype, row[d]));
+      }
+    }
+  });
+}
+
 TEST_F(KeyPolicyTest, ReadingKeysNeedsRoomForThemAll) {
   const Model& model = test::two_layers();
   SequenceCache cache(model.layers, Policy::full(), model.options());
@@ -227,6 +243,9 @@ TEST_F(KeyPolicyTest, ReadingKeysNeedsRoomForThemAll) {
   EXPECT_THAT(
       error_of([&] { read_key_tiles(cache.rows(0), 0, out); }),
       IsError(ErrorKind::kShape, "239 values, not 1536 for 10 rows of 24"));
+  EXPECT_THAT(
+      error_of([&] { read_values(cache.rows(0), 0, out); }),
+      IsError(ErrorKind::kShape, "read values: room for 239 values"));
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ TEST(PolicyRegistryTest, KnowsThePoliciesInDocumentedOrder) {
           "random",
           "keydiff",
           "qfilters-keysvd",
+          "expected",
           "h2o",
           "tova",
           "snapkv",
