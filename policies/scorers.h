@@ -26,13 +26,20 @@ namespace qfilters::policies {
 /// heads of a layer.
 [[nodiscard]] std::shared_ptr<const Scorer> make_tova_scorer();
 
-struct SnapOptions {
-  std::size_t window = 32;  ///< queries that count, the last of a micro-batch
-  std::size_t kernel = 7;   ///< rows that share the largest score; odd
+/// What rows make of their neighbours' scores.
+enum class Pooling {
+  kMax,   ///< the largest
+  kMean,  ///< the mean, of nothing beyond the rows' ends
 };
 
-/// SnapKV (arXiv:2404.14469): the attention of the last `window` queries, of
-/// which rows before the window get the largest among `kernel` neighbours.
+struct SnapOptions {
+  std::size_t window = 32;  ///< queries that count, the last of a micro-batch
+  std::size_t kernel = 7;   ///< neighbouring rows that share scores; odd
+  Pooling pooling = Pooling::kMax;
+};
+
+/// SnapKV (arXiv:2404.14469): the attention of the last `window` queries, which
+/// rows before the window pool among `kernel` neighbours.
 /// `name` is the scorer's: a literal. Throws Error kInvalidArgument for an
 /// empty window or an even kernel.
 [[nodiscard]] std::shared_ptr<const Scorer> make_snapkv_scorer(

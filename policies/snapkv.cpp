@@ -24,7 +24,8 @@ class SnapScorer final : public AttentionScorer {
 
   [[nodiscard]] std::string identity() const override {
     return std::string(name()) + " window " + std::to_string(options_.window) +
-           " kernel " + std::to_string(options_.kernel);
+           " kernel " + std::to_string(options_.kernel) +
+           (options_.pooling == Pooling::kMean ? " mean" : "");
   }
 
   // A micro-batch shorter than the window leaves the share of the old scores
@@ -46,13 +47,22 @@ class SnapScorer final : public AttentionScorer {
     raw.assign(scores.begin(), scores.begin() + to_difference(rows));
     const std::size_t reach = options_.kernel / 2;
     for (std::size_t r = 0; r < rows; ++r) {
-      scores[r] = *std::max_element(
-          raw.begin() + to_difference(r - std::min(r, reach)),
-          raw.begin() + to_difference(std::min(r + reach + 1, rows)));
+      const std::size_t first = r - std::min(r, reach);
+      scores[r] = pooled(
+          std::span(raw).subspan(first, std::min(r + reach + 1, rows) - first));
     }
   }
 
  private:
+  [[nodiscard]] float pooled(std::span<const float> scores) const {
+    if (options_.pooling == Pooling::kMax)
+      return *std::max_element(scores.begin(), scores.end());
+    float sum = 0;
+    for (const float score : scores)
+      sum += score;
+    return sum / static_cast<float>(options_.kernel);
+  }
+
   static std::ptrdiff_t to_difference(std::size_t n) noexcept {
     return static_cast<std::ptrdiff_t>(n);
   }

@@ -176,11 +176,12 @@ Case tova() {
       as_they_are};
 }
 
-Case snapkv(std::size_t window, std::size_t kernel) {
+Case snapkv(
+    std::size_t window, std::size_t kernel, Pooling pooling = Pooling::kMax) {
   return {
       "snapkv_window" + std::to_string(window) + "_kernel" +
-          std::to_string(kernel),
-      make_snapkv_scorer("snapkv", {window, kernel}),
+          std::to_string(kernel) + (pooling == Pooling::kMean ? "_mean" : ""),
+      make_snapkv_scorer("snapkv", {window, kernel, pooling}),
       window,
       [=](const auto& attention, auto group, auto tokens, SlowHead& head) {
         const double share = static_cast<double>(std::min(tokens, window)) /
@@ -195,11 +196,16 @@ Case snapkv(std::size_t window, std::size_t kernel) {
         };
         std::vector<double> out = head.scores;
         for (std::size_t r = 0; r < out.size(); ++r) {
+          double sum = 0;
           for (std::size_t n = 0; n < out.size(); ++n) {
             const std::size_t apart = n > r ? n - r : r - n;
-            if (apart <= kernel / 2 && !in_window(r) && !in_window(n))
+            if (apart > kernel / 2 || in_window(r) || in_window(n)) continue;
+            sum += head.scores[n];
+            if (pooling == Pooling::kMax)
               out[r] = std::max(out[r], head.scores[n]);
           }
+          if (pooling == Pooling::kMean && !in_window(r))
+            out[r] = sum / static_cast<double>(kernel);
         }
         return out;
       }};
@@ -268,7 +274,13 @@ TEST_P(AttentionPolicyTest, KeepsScoresAndRowsOfASlowDirectComputation) {
 INSTANTIATE_TEST_SUITE_P(
     Each,
     AttentionPolicyTest,
-    ::testing::Values(h2o(), tova(), snapkv(16, 5), snapkv(4, 1), snapkv(8, 3)),
+    ::testing::Values(
+        h2o(),
+        tova(),
+        snapkv(16, 5),
+        snapkv(4, 1),
+        snapkv(8, 3),
+        snapkv(8, 5, Pooling::kMean)),
     [](const auto& c) { return c.param.name; });
 
 TEST(AttentionPolicyTest, ScoresNothingWhenRowsEnter) {
@@ -312,6 +324,9 @@ TEST(AttentionPolicyTest, SnapKvsOfOtherOptionsAreOthers) {
   EXPECT_NE(
       make_snapkv_scorer("snapkv", {32, 7})->identity(),
       make_snapkv_scorer("snapkv", {64, 7})->identity());
+  EXPECT_NE(
+      make_snapkv_scorer("snapkv", {32, 7})->identity(),
+      make_snapkv_scorer("snapkv", {32, 7, Pooling::kMean})->identity());
 }
 
 }  // namespace
