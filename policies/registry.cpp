@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kWindow = SnapOptions{}.window;
 
-constexpr std::array<PolicyInfo, 14> kPolicies = {{
+constexpr std::array<PolicyInfo, 15> kPolicies = {{
     {"full", "every row stays"},
     {"auto",
      "ours, after arXiv:2505.23416 and arXiv:2601.07891",
@@ -43,20 +43,62 @@ constexpr std::array<PolicyInfo, 14> kPolicies = {{
      1,
      BudgetRule::kUniform,
      true},
+    {"squeeze",
+     "arXiv:2404.04793",
+     /*needs_filters=*/true,
+     0,
+     0,
+     1,
+     BudgetRule::kUniform,
+     true},
     {"chunkkv", "arXiv:2502.00299", false, 0, kWindow, 10},
 }};
 
+// Policies that find the budgets of layers themselves need the layers.
+void check_spread(
+    std::string_view name,
+    const PolicyOptions& options,
+    std::span<const LayerShape> layers) {
+  if (!layers.empty() && options.layer_budgets.empty()) return;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      "policy: " + std::string(name) +
+          (layers.empty() ? " needs the layers of the model"
+                          : " finds the budgets of the layers itself"));
+}
+
 Policy make_pyramid(PolicyOptions options, std::span<const LayerShape> layers) {
-  if (layers.empty() || !options.layer_budgets.empty()) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        layers.empty()
-            ? "policy: pyramidkv needs the layers of the model"
-            : "policy: pyramidkv finds the budgets of the layers itself");
-  }
+  check_spread("pyramidkv", options, layers);
   options.layer_budgets =
       pyramid_budgets(layers, options.budget, options.protection);
   return Policy::custom(make_snapkv_scorer("pyramidkv"), options);
+}
+
+Policy make_squeeze(
+    PolicyOptions options,
+    const FilterBank* filters,
+    std::span<const LayerShape> layers) {
+  check_spread("squeeze", options, layers);
+  if (filters == nullptr) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "squeeze: no filters; make them with `qfilters calibrate`");
+  }
+  std::vector<float> similarities;
+  for (std::size_t l = 0; l < filters->layers(); ++l) {
+    if (filters->layer(l).dim == 1)
+      similarities.push_back(filters->layer(l).values.front());
+  }
+  if (similarities.size() != layers.size()) {
+    throw Error(
+        ErrorKind::kMismatch,
+        "squeeze: similarities of " + std::to_string(similarities.size()) +
+            " layers in the filters, the model has " +
+            std::to_string(layers.size()));
+  }
+  options.layer_budgets =
+      squeeze_budgets(layers, similarities, options.budget, options.protection);
+  return Policy::custom(make_streaming_scorer("squeeze"), options);
 }
 
 }  // namespace
@@ -100,6 +142,7 @@ Policy make(
   if (name == "tova") return Policy::custom(make_tova_scorer(), options);
   if (name == "snapkv") return Policy::custom(make_snapkv_scorer(), options);
   if (name == "pyramidkv") return make_pyramid(options, layers);
+  if (name == "squeeze") return make_squeeze(options, filters.get(), layers);
   if (name == "chunkkv") {
     // The chunks take the place of the kernel.
     return Policy::custom(

@@ -31,9 +31,10 @@ struct PolicyInfo {
 /// The entry of that name, null if there is none.
 [[nodiscard]] const PolicyInfo* find(std::string_view name) noexcept;
 
-/// By name, with `options` as they are, but that pyramidkv spreads the budget
-/// over `layers`. Throws Error kInvalidArgument as Policy::make(), and for
-/// pyramidkv without layers or with budgets given.
+/// By name, with `options` as they are, but that pyramidkv and squeeze spread
+/// the budget over `layers`. Throws Error kInvalidArgument as Policy::make(),
+/// and for these two without layers or with budgets given; kMismatch for
+/// filters of another kind or number of layers than squeeze needs.
 [[nodiscard]] Policy make(
     std::string_view name,
     const PolicyOptions& options,
@@ -49,5 +50,20 @@ struct PolicyInfo {
     std::span<const LayerShape> layers,
     std::size_t budget,
     const Protection& protection);
+
+/// Budgets of layers as SqueezeAttention (arXiv:2404.04793) has them: k-means
+/// with three groups sorts the global layers by `similarities`, one of each
+/// layer: how little its attention turns the residual stream. Those in the
+/// group of the largest keep `share` of the budget (but more than sinks +
+/// recent), the others what is left, evenly. All keep the same where no two
+/// differ. They add up to `budget` for each global layer. Throws Error
+/// kInvalidArgument unless that is more than sinks + recent, for a share
+/// outside 0..1 and for another number of similarities. O(layers^2).
+[[nodiscard]] std::vector<std::size_t> squeeze_budgets(
+    std::span<const LayerShape> layers,
+    std::span<const float> similarities,
+    std::size_t budget,
+    const Protection& protection,
+    double share = 0.35);
 
 }  // namespace qfilters::policies

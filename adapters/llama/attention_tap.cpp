@@ -1,5 +1,6 @@
 #include "llama/attention_tap.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
@@ -145,6 +146,29 @@ AttentionNode describe(const ggml_tensor& node) {
   return result;
 }
 
+// Whether `tensor` is computed from `origin`, in no more steps than lie between
+// attention and the sum behind it.
+bool comes_from(
+    const ggml_tensor* tensor, const ggml_tensor* origin, int steps) noexcept {
+  if (tensor == origin) return true;
+  if (tensor == nullptr || steps == 0) return false;
+  return comes_from(tensor->src[0], origin, steps - 1) ||
+         comes_from(tensor->src[1], origin, steps - 1);
+}
+
+// The layer behind whose attention this sum is, or -1.
+int block_of(const ggml_tensor& node) noexcept {
+  if (node.op != GGML_OP_ADD) return -1;
+  const std::string_view name = ggml_get_name(&node);
+  return std::max(
+      layer_number(name, "ffn_inp-"), layer_number(name, "sa_out-"));
+}
+
+TensorView stream_of(const ggml_tensor& like, const void* data) noexcept {
+  return TensorView::dense(
+      data, DType::kFloat32, 1, 1, extent(like, 1), extent(like, 0));
+}
+
 }  // namespace
 
 const ggml_tensor& root_tensor(const ggml_tensor& tensor) noexcept {
@@ -181,7 +205,8 @@ bool sees_own_cells(const AttentionNode& node, std::size_t window) noexcept {
 bool AttentionTap::on_node(ggml_tensor* node, bool ask, void* tap) noexcept {
   auto& self = *static_cast<AttentionTap*>(tap);
   if (ask) {
-    if (node->op != GGML_OP_FLASH_ATTN_EXT) return false;
+    if (node->op != GGML_OP_FLASH_ATTN_EXT)
+      return self.on_block_ && block_of(*node) >= 0;
     if (self.skip_native_) {
       // ggml's CPU backend passes over nodes without an operation.
       node->op = GGML_OP_NONE;
@@ -190,7 +215,11 @@ bool AttentionTap::on_node(ggml_tensor* node, bool ask, void* tap) noexcept {
     return true;
   }
   self.restore();
-  self.visit(*node);
+  if (node->op == GGML_OP_FLASH_ATTN_EXT) {
+    self.visit(*node);
+  } else {
+    self.visit_block(*node);
+  }
   return true;
 }
 
@@ -204,7 +233,49 @@ void AttentionTap::restore() noexcept {
   skipped_ = nullptr;
 }
 
+BlockNode AttentionTap::describe_block(const ggml_tensor& node) {
+  constexpr int kSteps = 10;
+  const ggml_tensor* added = node.src[0];
+  const ggml_tensor* stream = node.src[1];
+  const bool first = comes_from(added, attention_, kSteps);
+  if (!first) std::swap(added, stream);
+  bool fits = attention_ != nullptr &&
+              first != comes_from(node.src[1], attention_, kSteps);
+  for (const ggml_tensor* tensor : {&node, added, stream}) {
+    fits = fits && tensor->type == GGML_TYPE_F32 && is_host(*tensor) &&
+           ggml_is_contiguous(tensor) && ggml_are_same_shape(tensor, &node);
+  }
+  if (!fits) {
+    refuse(
+        std::string("'") + ggml_get_name(&node) +
+        "' does not add attention to a residual stream");
+  }
+  BlockNode result;
+  result.layer = block_of(node);
+  result.after = stream_of(node, node.data);
+  result.before = stream_of(node, stream->data);
+  if (stream->data == node.data) {  // the sum was written over it
+    const auto* const sum = static_cast<const float*>(node.data);
+    const auto* const part = static_cast<const float*>(added->data);
+    before_.resize(static_cast<std::size_t>(ggml_nelements(&node)));
+    for (std::size_t i = 0; i < before_.size(); ++i)
+      before_[i] = sum[i] - part[i];
+    result.before = stream_of(node, before_.data());
+  }
+  return result;
+}
+
+void AttentionTap::visit_block(const ggml_tensor& node) noexcept {
+  if (error_ != nullptr) return;
+  try {
+    on_block_(describe_block(node));
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
 void AttentionTap::visit(ggml_tensor& node) noexcept {
+  attention_ = &node;
   if (error_ == nullptr) {
     try {
       handler_(describe(node));

@@ -4,6 +4,7 @@
 #include <exception>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "qfilters/tensor_view.h"
 
@@ -25,6 +26,14 @@ struct AttentionNode {
   bool has_sinks = false;
   std::size_t cache_cells = 0;  ///< cells of the layer's own cache tensor
   const ggml_tensor* mask = nullptr;
+};
+
+/// The residual stream around one attention block, float32 [1, 1, tokens,
+/// width]: without what the block adds to it, and with it.
+struct BlockNode {
+  int layer = 0;
+  TensorView before;
+  TensorView after;
 };
 
 /// The tensor at the end of a chain of views: the cache tensor behind the
@@ -55,6 +64,13 @@ class AttentionTap {
   AttentionTap(const AttentionTap&) = delete;
   AttentionTap& operator=(const AttentionTap&) = delete;
 
+  /// Also sees where attention is added to the residual stream, in models whose
+  /// graph names that node as llama.cpp's decoders mostly do (ffn_inp, sa_out).
+  /// Other graphs have no such nodes; what looks different inside is an error.
+  void on_blocks(std::function<void(const BlockNode&)> handler) {
+    on_block_ = std::move(handler);
+  }
+
   /// The callback and its user data (this), for llama_context_params.
   static bool on_node(ggml_tensor* node, bool ask, void* tap) noexcept;
 
@@ -69,8 +85,13 @@ class AttentionTap {
  private:
   void restore() noexcept;
   void visit(ggml_tensor& node) noexcept;
+  void visit_block(const ggml_tensor& node) noexcept;
+  [[nodiscard]] BlockNode describe_block(const ggml_tensor& node);
 
   Handler handler_;
+  std::function<void(const BlockNode&)> on_block_;
+  const ggml_tensor* attention_ = nullptr;  // the last node of attention
+  std::vector<float> before_;               // what the sum has overwritten
   bool skip_native_;
   ggml_tensor* skipped_ = nullptr;  // between the two calls for one node
   std::exception_ptr error_;

@@ -287,4 +287,70 @@ FilterBank calibrate_expected(
   return statistics.finish(std::move(metadata));
 }
 
+namespace {
+
+double cosine(const float* a, const float* b, std::size_t size) noexcept {
+  double dot = 0;
+  double length_a = 0;
+  double length_b = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto x = static_cast<double>(a[i]);
+    const auto y = static_cast<double>(b[i]);
+    dot += x * y;
+    length_a += x * x;
+    length_b += y * y;
+  }
+  const double lengths = std::sqrt(length_a * length_b);
+  return lengths > 0 ? dot / lengths : 0;
+}
+
+}  // namespace
+
+FilterBank calibrate_squeeze(
+    std::shared_ptr<const Model> model,
+    std::span<const Token> tokens,
+    const CalibrateOptions& options,
+    FilterMetadata metadata,
+    const std::function<void(std::size_t done)>& progress) {
+  check(options, tokens);
+  Engine engine(std::move(model), session_of(options));
+  const Model& source = engine.model();
+  const std::span<const AttentionLayer> layers = source.layers();
+  std::vector<double> sums(layers.size());
+  std::vector<std::size_t> seen(layers.size());
+  engine.on_blocks([&](std::size_t layer,
+                       const TensorView& before,
+                       const TensorView& after) {
+    for (std::size_t t = 0; t < before.tokens; ++t) {
+      sums[layer] += cosine(
+          static_cast<const float*>(before.row(0, 0, t)),
+          static_cast<const float*>(after.row(0, 0, t)),
+          before.dim);
+    }
+    seen[layer] += before.tokens;
+  });
+  SequenceCache cache = make_cache(source, options);
+  // The last layer goes on with tokens that have logits alone.
+  read_passages(engine, cache, tokens, options, Logits::kAll, progress);
+  std::vector<LayerFilters> out;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    if (seen[l] != tokens.size()) {
+      throw Error(
+          ErrorKind::kUnsupported,
+          "calibrate: the graph of " + source.name() + " shows the residual " +
+              "stream around attention for " + std::to_string(seen[l]) +
+              " of " + std::to_string(tokens.size()) + " tokens in layer " +
+              std::to_string(l) + ", which policy squeeze needs");
+    }
+    const double mean = sums[l] / static_cast<double>(seen[l]);
+    out.push_back(
+        {layers[l].kv_heads,
+         1,
+         std::vector<float>(layers[l].kv_heads, static_cast<float>(mean))});
+  }
+  sign(metadata, source, FilterKind::kSqueeze);
+  metadata.n_samples = tokens.size();
+  return {std::move(out), std::move(metadata)};
+}
+
 }  // namespace qfilters::llama

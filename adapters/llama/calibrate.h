@@ -58,4 +58,16 @@ struct CalibrateOptions {
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress = {});
 
+/// Similarities of policy squeeze (arXiv:2404.04793), in one pass over the same
+/// passages: for each layer the cosine of the residual stream before and after
+/// its attention block, averaged over tokens; [kv_heads, 1] a layer, the same
+/// for all its heads. Throws as calibrate(), and Error kUnsupported for a model
+/// whose graph does not show the stream.
+[[nodiscard]] FilterBank calibrate_squeeze(
+    std::shared_ptr<const Model> model,
+    std::span<const Token> tokens,
+    const CalibrateOptions& options,
+    FilterMetadata metadata,
+    const std::function<void(std::size_t done)>& progress = {});
+
 }  // namespace qfilters::llama

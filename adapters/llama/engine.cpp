@@ -116,6 +116,16 @@ void Engine::on_statistics(
   on_statistics_ = std::move(handler);
 }
 
+void Engine::on_blocks(
+    std::function<void(std::size_t layer, const TensorView&, const TensorView&)>
+        handler) {
+  tap_.on_blocks([this, handler = std::move(handler)](const BlockNode& node) {
+    const auto index = static_cast<std::size_t>(node.layer);
+    const std::size_t slot = index < slots_.size() ? slots_[index] : kNoSlot;
+    if (slot != kNoSlot) handler(slot, node.before, node.after);
+  });
+}
+
 void Engine::check_cache(const SequenceCache& cache) const {
   bool same = cache.layers() == shapes_.size() && cache.options().batch == 1 &&
               cache.options().dtype == DType::kFloat16;

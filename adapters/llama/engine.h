@@ -65,6 +65,14 @@ class Engine {
       std::function<void(std::size_t layer, const AttentionStatistics&)>
           handler);
 
+  /// Called with the residual stream around every attention block whose graph
+  /// shows it (calibration; see AttentionTap): in the last layer only for
+  /// tokens with logits. What it throws fails the step.
+  void on_blocks(
+      std::function<void(
+          std::size_t layer, const TensorView& before, const TensorView& after)>
+          handler);
+
   /// Logits of token i of the last step that succeeded, valid until the next.
   /// Throws Error kInvalidArgument when that step did not ask for them.
   [[nodiscard]] const float* logits(std::size_t i) const;

@@ -22,6 +22,7 @@ constexpr std::array kNames = {
     KindNames{FilterKind::kAuto, "auto", "reconstruction"},
     KindNames{FilterKind::kQFilters, "qfilters", "attention"},
     KindNames{FilterKind::kExpected, "expected", "statistics"},
+    KindNames{FilterKind::kSqueeze, "squeeze", "residual"},
 };
 
 constexpr std::array kKinds = [] {
@@ -44,6 +45,8 @@ std::size_t size_of(FilterKind kind, const AttentionLayer& layer) noexcept {
       return quadratic_size(layer.key_dim);
     case FilterKind::kExpected:
       return statistics_size(layer.key_dim, layer.query_heads / layer.kv_heads);
+    case FilterKind::kSqueeze:
+      return 1;
   }
   return 0;
 }

@@ -15,6 +15,7 @@ enum class FilterKind {
   kQFilters,  ///< "attention", and whatever other tools say: directions
   kAuto,      ///< "reconstruction": coefficients of KeyRegression
   kExpected,  ///< "statistics": QueryStatistics
+  kSqueeze,   ///< "residual": one similarity a layer
 };
 
 [[nodiscard]] FilterKind kind_of(const FilterMetadata& metadata) noexcept;

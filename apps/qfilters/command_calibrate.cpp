@@ -160,6 +160,9 @@ void calibrate(const CalibrateArguments& arguments) {
       case llama::FilterKind::kExpected:
         return llama::calibrate_expected(
             model, tokens, options, metadata, progress);
+      case llama::FilterKind::kSqueeze:
+        return llama::calibrate_squeeze(
+            model, tokens, options, metadata, progress);
       case llama::FilterKind::kQFilters:
         break;
     }
@@ -211,8 +214,8 @@ void add_calibrate_command(CLI::App& app, Action& action) {
       ->add_option(
           "--policy",
           arguments->policy,
-          "Whose filters: auto, which reads the text twice, qfilters or "
-          "expected")
+          "Whose filters: auto, which reads the text twice, qfilters, expected "
+          "or squeeze")
       ->capture_default_str();
   add_count(
       *command, "--tokens", arguments->tokens, "Tokens of the text to use");

@@ -124,18 +124,25 @@ void print(
   fmt::print(
       "samples      {} per {} head\n",
       metadata.n_samples == 0 ? "unknown" : std::to_string(metadata.n_samples),
-      kind == llama::FilterKind::kAuto ? "KV" : "query");
+      kind == llama::FilterKind::kAuto || kind == llama::FilterKind::kSqueeze
+          ? "KV"
+          : "query");
   fmt::print("layers       {}\n\n", filters.layers());
-  // Statistics are no vectors: what is in them has no common length.
-  const bool vectors = kind != llama::FilterKind::kExpected;
-  fmt::print(
-      "layer  heads     dim{}\n",
-      vectors ? "  mean norm  mean cosine of heads" : "");
+  fmt::print("layer  heads     dim");
+  if (kind == llama::FilterKind::kSqueeze) {
+    fmt::print("  similarity");
+  } else if (kind != llama::FilterKind::kExpected) {
+    fmt::print("  mean norm  mean cosine of heads");
+  }
+  fmt::print("\n");
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    fmt::print("{:5}  {:5}  {:6}", l, layers[l].heads, layers[l].dim);
-    if (vectors) {
-      fmt::print(
-          "  {:9.4f}  {:20.4f}", layers[l].mean_norm, layers[l].mean_cosine);
+    const LayerFacts& facts = layers[l];
+    fmt::print("{:5}  {:5}  {:6}", l, facts.heads, facts.dim);
+    // Statistics are no vectors: what is in them has no common length.
+    if (kind == llama::FilterKind::kSqueeze) {
+      fmt::print("  {:10.6f}", filters.layer(l).values.front());
+    } else if (kind != llama::FilterKind::kExpected) {
+      fmt::print("  {:9.4f}  {:20.4f}", facts.mean_norm, facts.mean_cosine);
     }
     fmt::print("\n");
   }

@@ -98,8 +98,8 @@ void add_run_options(
           "--filters",
           options.filters,
           "Filters of the model (.npz, .safetensors, .gguf) for policies auto, "
-          "qfilters and expected, each its own kind; may be repeated; see "
-          "`qfilters calibrate`")
+          "qfilters, expected and squeeze, each its own kind; may be repeated; "
+          "see `qfilters calibrate`")
       ->allow_extra_args(false)
       ->type_name("FILE");
   add_policy_options(command, options, candidates);
@@ -109,7 +109,8 @@ void add_run_options(
           "--recent",
           options.recent,
           "Newest rows, never evicted [auto: a quarter of the budget; "
-          "streaming, tova, expected: 0; snapkv, pyramidkv, chunkkv: 32; else "
+          "streaming, tova, expected, squeeze: 0; snapkv, pyramidkv, chunkkv: "
+          "32; else "
           "half of "
           "the budget]")
       ->check(whole_number());

@@ -16,7 +16,8 @@ struct FilterMetadata {
   std::string model_fingerprint = {};  ///< of the model they were made on
   /// "attention": Q-Filters of queries after QK-norm and RoPE;
   /// "reconstruction": coefficients of policy auto (KeyRegression);
-  /// "statistics": those of policy expected (QueryStatistics).
+  /// "statistics": those of policy expected (QueryStatistics);
+  /// "residual": a similarity per layer, of policy squeeze.
   std::string query_site = {};
   std::string dataset = {};     ///< name of the calibration text
   std::string text_hash = {};   ///< FNV-1a 64 of the text's bytes, hex

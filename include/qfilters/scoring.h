@@ -180,7 +180,9 @@ class Scorer {
     std::shared_ptr<const FilterBank> filters);
 
 /// StreamingLLM (arXiv:2309.17453): the newest rows stay; score = position.
-[[nodiscard]] std::shared_ptr<const Scorer> make_streaming_scorer();
+/// `name` is the scorer's: a literal.
+[[nodiscard]] std::shared_ptr<const Scorer> make_streaming_scorer(
+    std::string_view name = "streaming");
 
 /// L2Norm (arXiv:2406.11430): keys of small norm attract attention;
 /// score = -|key|.

@@ -141,8 +141,10 @@ class ReconstructionScorer final : public Scorer {
 
 class StreamingScorer final : public Scorer {
  public:
+  explicit StreamingScorer(std::string_view name) noexcept : name_(name) {}
+
   [[nodiscard]] std::string_view name() const noexcept override {
-    return "streaming";
+    return name_;
   }
 
   void score(const ScoreInput& in, std::span<float> out) const override {
@@ -152,6 +154,9 @@ class StreamingScorer final : public Scorer {
           static_cast<float>(in.first_position + static_cast<std::int32_t>(i));
     }
   }
+
+ private:
+  std::string_view name_;
 };
 
 class KNormScorer final : public Scorer {
@@ -369,8 +374,8 @@ std::shared_ptr<const Scorer> make_reconstruction_scorer(
   return std::make_shared<ReconstructionScorer>(std::move(filters));
 }
 
-std::shared_ptr<const Scorer> make_streaming_scorer() {
-  return std::make_shared<StreamingScorer>();
+std::shared_ptr<const Scorer> make_streaming_scorer(std::string_view name) {
+  return std::make_shared<StreamingScorer>(name);
 }
 
 std::shared_ptr<const Scorer> make_knorm_scorer() {

@@ -186,6 +186,32 @@ TEST_F(CalibrateTest, OneTokenAllAlongHasNoSpreadWithoutRope) {
   }
 }
 
+TEST_F(CalibrateTest, FindsHowLittleAttentionTurnsTheResidualStream) {
+  for (const char* const name : {"llama_ok", "gemma_swa"}) {
+    const auto model = load_tiny(name);
+    CalibrateOptions options;
+    options.context = 100;
+    const auto measure = [&](std::size_t chunk, int threads) {
+      options.chunk = chunk;
+      options.threads = threads;
+      return calibrate_squeeze(model, tokens_, options, {});
+    };
+    const FilterBank filters = measure(32, 1);
+    EXPECT_EQ(kind_of(filters.metadata()), FilterKind::kSqueeze);
+    EXPECT_EQ(filters.metadata().n_samples, 250U);
+    EXPECT_NO_THROW(check_filters(filters, *model));
+    const FilterBank parts = measure(7, 2);
+    for (std::size_t l = 0; l < filters.layers(); ++l) {
+      const auto& values = filters.layer(l).values;
+      ASSERT_EQ(values.size(), model->layers()[l].kv_heads) << name;
+      EXPECT_EQ(values.front(), values.back()) << name;
+      EXPECT_GT(values[0], 0.1) << name << l;
+      EXPECT_LT(values[0], 0.9999) << name << l;
+      EXPECT_NEAR(values[0], parts.layer(l).values[0], 1e-4) << name << l;
+    }
+  }
+}
+
 TEST_F(CalibrateTest, RefusesRopeThatIsNotUnderstood) {
   const Error error = error_of(
       [&] { (void)calibrate_expected(load_tiny("yarn"), tokens_, {}, {}); });

@@ -89,7 +89,7 @@ def filters(policy="qfilters"):
 
 def with_filters():
     """For every policy: each takes the filters of its kind."""
-    kinds = ("auto", "qfilters", "expected")
+    kinds = ("auto", "qfilters", "expected", "squeeze")
     return [word for kind in kinds for word in ("--filters", filters(kind))]
 
 

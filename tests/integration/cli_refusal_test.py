@@ -356,7 +356,7 @@ class RefusalTest(CliTest):
 
     def test_missing_filters_name_the_way_to_make_them(self):
         self.refuse_run("", says=["--filters", "qfilters calibrate"])
-        for policy in ("auto", "qfilters", "expected"):
+        for policy in ("auto", "qfilters", "expected", "squeeze"):
             other = "qfilters" if policy == "auto" else "auto"
             self.refuse_run(
                 f"--policy {policy} --filters",

@@ -39,7 +39,7 @@ class CalibrateTest(CliTest):
         )
 
     def test_makes_the_filters_of_the_other_tests(self):
-        for policy in ("auto", "qfilters", "expected"):
+        for policy in ("auto", "qfilters", "expected", "squeeze"):
             self.assertTrue(os.path.exists(make_filters(policy)))
 
     def test_gives_the_same_bytes_twice_and_the_same_in_every_format(self):
@@ -47,11 +47,12 @@ class CalibrateTest(CliTest):
         two = self.folder / "two.safetensors"
         three = self.folder / "three.gguf"
         again = self.folder / "again.npz"
-        # Passages of 128 and 72 tokens, the others without 8 sinks each.
+        # Passages of 128 and 72 tokens, two kinds without 8 sinks each.
         for policy, dim, samples in (
             ("qfilters", 64, 200),
             ("auto", 130, 184),
             ("expected", 6560, 184),
+            ("squeeze", 1, 200),
         ):
             text, _, result = self.calibrate(one, two, three, policy=policy)
             self.assertIn(f"30 layers of 3 heads of {dim}", text)

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -42,15 +44,20 @@ TEST(PolicyRegistryTest, KnowsThePoliciesInDocumentedOrder) {
           "tova",
           "snapkv",
           "pyramidkv",
+          "squeeze",
           "chunkkv"));
 }
 
 TEST(PolicyRegistryTest, MakesEachByName) {
-  const auto filters = std::make_shared<const FilterBank>(
+  const auto directions = std::make_shared<const FilterBank>(
       std::vector<LayerFilters>{{1, 2, {1, 0}}}, FilterMetadata{});
+  const auto similarities = std::make_shared<const FilterBank>(
+      std::vector<LayerFilters>(kLayers.size(), {1, 1, {0.5F}}),
+      FilterMetadata{});
   for (const PolicyInfo& info : all()) {
     SCOPED_TRACE(std::string(info.name));
     EXPECT_EQ(find(info.name), &info);
+    const auto& filters = info.name == "squeeze" ? similarities : directions;
     const auto made = [&](const auto& bank, const auto& layers) {
       return make(info.name, budget(512, 4, 32), bank, layers);
     };
@@ -123,6 +130,149 @@ TEST(PyramidTest, ThePolicyKeepsTheBudgetOnTheWhole) {
         (void)make("pyramidkv", policy.options(), nullptr, model.layers);
       }),
       IsError(ErrorKind::kInvalidArgument, "finds the budgets"));
+}
+
+// Each layer's group by Lloyd's iteration from every choice of three starts,
+// the best of all: slow, and nothing like the sums of runs.
+std::vector<std::size_t> squeezed_by_hand(
+    const std::vector<float>& of,
+    std::size_t budget,
+    std::size_t least,
+    double share) {
+  double best = 1e9;
+  std::vector<std::size_t> group;
+  double top = 0;
+  for (const double a : of) {
+    for (const double b : of) {
+      for (const double c : of) {
+        std::vector<double> means{a, b, c};
+        std::vector<std::size_t> nearest(of.size());
+        double spread = 0;
+        for (int round = 0; round < 30; ++round) {
+          std::vector<double> sum(3);
+          std::vector<double> count(3);
+          spread = 0;
+          for (std::size_t l = 0; l < of.size(); ++l) {
+            for (std::size_t m = 0; m < 3; ++m) {
+              if (std::abs(of[l] - means[m]) <
+                  std::abs(of[l] - means[nearest[l]]))
+                nearest[l] = m;
+            }
+            spread += std::pow(of[l] - means[nearest[l]], 2);
+            sum[nearest[l]] += of[l];
+            count[nearest[l]] += 1;
+          }
+          for (std::size_t m = 0; m < 3; ++m) {
+            if (count[m] > 0) means[m] = sum[m] / count[m];
+          }
+        }
+        if (spread >= best - 1e-12) continue;
+        best = spread;
+        group = nearest;
+        top = *std::ranges::max_element(of);
+      }
+    }
+  }
+  std::size_t last = 0;
+  for (std::size_t l = 0; l < of.size(); ++l) {
+    if (of[l] == float(top)) last = group[l];
+  }
+  std::vector<std::size_t> budgets(of.size());
+  const auto less =
+      std::max(least, std::size_t(std::llround(share * double(budget))));
+  const auto few = std::size_t(std::ranges::count(group, last));
+  std::size_t left = budget * of.size() - few * less;
+  std::size_t others = of.size() - few;
+  for (std::size_t l = 0; l < of.size(); ++l) {
+    if (group[l] == last) {
+      budgets[l] = less;
+    } else {  // as even as whole rows are, more for the first
+      budgets[l] = (left + others - 1) / others;
+      left -= budgets[l];
+      --others;
+    }
+  }
+  return budgets;
+}
+
+TEST(SqueezeTest, LayersThatAttentionHardlyTurnsKeepAShareOfTheBudget) {
+  const std::vector<LayerShape> six(6, LayerShape{1, 8, 8, 0});
+  const std::vector<float> similarities{0.5F, 0.9F, 0.52F, 0.91F, 0.7F, 0.89F};
+  // 3 * 65 rows are freed for 3 layers.
+  EXPECT_THAT(
+      squeeze_budgets(six, similarities, 100, {4, 0}),
+      ElementsAre(165, 35, 165, 35, 165, 35));
+  // Sinks and recent rows leave no room for so few.
+  EXPECT_THAT(
+      squeeze_budgets(six, similarities, 100, {50, 29}, 0.1),
+      ElementsAre(120, 80, 120, 80, 120, 80));
+}
+
+TEST(SqueezeTest, GroupsAreThoseOfKMeans) {
+  std::mt19937 random(11);
+  std::uniform_real_distribution<float> any(0.2F, 1.0F);
+  for (int round = 0; round < 40; ++round) {
+    const std::size_t count = 3 + static_cast<std::size_t>(round) % 9;
+    std::vector<float> of(count);
+    for (float& similarity : of)
+      similarity = any(random);
+    const std::vector<LayerShape> layers(count, LayerShape{1, 8, 8, 0});
+    const auto got = squeeze_budgets(layers, of, 129, {4, 8}, 0.3);
+    EXPECT_EQ(got, squeezed_by_hand(of, 129, 13, 0.3));
+    EXPECT_EQ(
+        std::accumulate(got.begin(), got.end(), std::size_t{0}), 129 * count);
+  }
+}
+
+TEST(SqueezeTest, CountsGlobalLayersOnlyAndKeepsEqualOnesTogether) {
+  std::vector<LayerShape> layers(4, LayerShape{1, 8, 8, 0});
+  EXPECT_THAT(
+      squeeze_budgets(layers, std::vector<float>(4, 0.7F), 50, {4, 0}),
+      ElementsAre(50, 50, 50, 50));
+  EXPECT_THAT(
+      squeeze_budgets(layers, std::vector{0.7F, 0.9F, 0.9F, 0.9F}, 20, {0, 0}),
+      ElementsAre(20 + 3 * 13, 7, 7, 7));
+  layers[1].window = 128;
+  EXPECT_THAT(
+      squeeze_budgets(layers, std::vector{0.7F, 1.0F, 0.9F, 0.9F}, 20, {0, 0}),
+      ElementsAre(46, 20, 7, 7));
+}
+
+TEST(SqueezeTest, RefusesWhatDoesNotFit) {
+  const std::vector<LayerShape> layers(2, LayerShape{1, 8, 8, 0});
+  const std::vector<float> two{0.5F, 0.6F};
+  const auto refused =
+      [&](const std::vector<float>& of, std::size_t budget, double share) {
+        return error_of([&] {
+          (void)squeeze_budgets(layers, of, budget, {4, 6}, share);
+        });
+      };
+  EXPECT_FALSE(refused(two, 11, 0.3).has_value());
+  const auto error = IsError(ErrorKind::kInvalidArgument, "squeeze budgets");
+  EXPECT_THAT(refused(two, 10, 0.3), error);
+  EXPECT_THAT(refused(two, 20, 1.1), error);
+  EXPECT_THAT(refused({0.5F}, 20, 0.3), error);
+  EXPECT_THAT(refused({0.5F, test::kNaN}, 20, 0.3), error);
+}
+
+TEST(SqueezeTest, ThePolicyKeepsTheNewestRowsWithinItsBudgets) {
+  const test::Model model(std::vector<LayerShape>(2, LayerShape{1, 8, 8, 0}));
+  const auto filters = std::make_shared<const FilterBank>(
+      std::vector<LayerFilters>{{1, 1, {0.9F}}, {1, 1, {0.5F}}},
+      FilterMetadata{});
+  const Policy policy =
+      make("squeeze", budget(20, 2, 0), filters, model.layers);
+  SequenceCache cache(model.layers, policy, model.options());
+  model.feed(cache, {60});
+  EXPECT_THAT(
+      cache.store(0).positions(0), ElementsAre(0, 1, 55, 56, 57, 58, 59));
+  EXPECT_EQ(cache.store(1).rows(0), 33U);
+  const std::vector<LayerShape> three(3, model.layers[0]);
+  EXPECT_THAT(
+      error_of(
+          [&] { (void)make("squeeze", budget(20, 2, 0), filters, three); }),
+      IsError(
+          ErrorKind::kMismatch, "2 layers in the filters, the model has 3"));
 }
 
 }  // namespace
