@@ -16,6 +16,7 @@
 #include "qfilters/sequence_cache.h"
 
 #include "adapters/models.h"
+#include "llama/calibrate.h"
 #include "llama/engine.h"
 #include "policies/registry.h"
 
@@ -33,12 +34,30 @@ SessionOptions options_of(std::size_t chunk) {
   return options;
 }
 
+/// The filters that a policy needs, of a short text.
+std::shared_ptr<const FilterBank> filters_of(
+    const std::string& name, const std::shared_ptr<const Model>& model) {
+  const std::vector<Token> text = some_tokens(*model, 80);
+  if (name == "expected") {
+    return std::make_shared<const FilterBank>(
+        calibrate_expected(model, text, {}, {}));
+  }
+  if (name == "squeeze") {
+    return std::make_shared<const FilterBank>(
+        calibrate_squeeze(model, text, {}, {}));
+  }
+  return nullptr;
+}
+
 Policy policy_of(
-    const std::string& name, const Model& model, std::size_t budget) {
+    const std::string& name,
+    const std::shared_ptr<const Model>& model,
+    std::size_t budget) {
   PolicyOptions options;
   options.budget = budget;
   options.protection = {2, 4};
-  return policies::make(name, options, nullptr, model.layer_shapes());
+  return policies::make(
+      name, options, filters_of(name, model), model->layer_shapes());
 }
 
 class PolicyInEngineTest
@@ -60,7 +79,7 @@ TEST_P(PolicyInEngineTest, HoldsTheBudgetInMicroBatchesOfAnySize) {
   constexpr std::size_t kBudget = 40;
   for (const std::size_t chunk : {1U, 7U, 24U, 64U}) {
     SCOPED_TRACE(chunk);
-    const Policy policy = policy_of(name_, *model_, kBudget);
+    const Policy policy = policy_of(name_, model_, kBudget);
     SequenceCache cache(model_->layer_shapes(), policy);
     Engine engine(model_, options_of(chunk));
     std::size_t done = 0;
@@ -92,13 +111,13 @@ TEST_P(PolicyInEngineTest, ABudgetThatIsNeverReachedChangesNothing) {
                *make_engine_session(model_, policy, options_of(24)), tokens_)
         .logits;
   };
-  EXPECT_EQ(read(policy_of(name_, *model_, 5000)), read(Policy::full()));
+  EXPECT_EQ(read(policy_of(name_, model_, 5000)), read(Policy::full()));
 }
 
 // What the cache was told is what another pair of eyes sees at the same nodes.
 TEST_P(PolicyInEngineTest, ScoresRowsByTheAttentionOfTheirMicroBatch) {
   if (name_ != "h2o") GTEST_SKIP() << "its scores are sums over all queries";
-  SequenceCache scored(model_->layer_shapes(), policy_of(name_, *model_, 5000));
+  SequenceCache scored(model_->layer_shapes(), policy_of(name_, model_, 5000));
   SequenceCache plain(model_->layer_shapes(), Policy::full());
   Engine engine(model_, options_of(24));
   Engine watched(model_, options_of(24));
@@ -129,7 +148,7 @@ TEST_P(PolicyInEngineTest, ScoresRowsByTheAttentionOfTheirMicroBatch) {
 }
 
 TEST_P(PolicyInEngineTest, AProbeLeavesScoresAsTheyWere) {
-  SequenceCache cache(model_->layer_shapes(), policy_of(name_, *model_, 40));
+  SequenceCache cache(model_->layer_shapes(), policy_of(name_, model_, 40));
   Engine engine(model_, options_of(24));
   engine.step(cache, std::span(tokens_).first(24), Logits::kNone);
   const auto before = cache.save().encode();
@@ -148,10 +167,12 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(
             "keydiff",
             "qfilters-keysvd",
+            "expected",
             "h2o",
             "tova",
             "snapkv",
             "pyramidkv",
+            "squeeze",
             "chunkkv"),
         ::testing::Values("llama_ok", "gemma_swa", "softcap")),
     [](const auto& test) {
@@ -165,7 +186,7 @@ TEST(PolicyEngineTest, RefusesTwoWhoAskForAttention) {
   const auto model = load_tiny("llama_ok");
   if (model == nullptr) GTEST_SKIP() << "no Python to write tiny models";
   const std::vector<Token> tokens = some_tokens(*model, 8);
-  SequenceCache cache(model->layer_shapes(), policy_of("tova", *model, 40));
+  SequenceCache cache(model->layer_shapes(), policy_of("tova", model, 40));
   Engine engine(model, options_of(8));
   engine.on_statistics(
       AttentionStatistics::Kind::kMax,
