@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <ggml-backend.h>
@@ -48,6 +49,14 @@ class AttentionTapTest : public ::testing::Test {
         0.0F,
         30.0F);
     other_ = ggml_scale(context_, queries_, 2.0F);
+    stream_ =
+        ggml_new_tensor_2d(context_, GGML_TYPE_F32, kDim * kHeads, kTokens);
+    added_ = ggml_scale(
+        context_,
+        ggml_reshape_2d(context_, node_, kDim * kHeads, kTokens),
+        1.0F);
+    block_ = ggml_add(context_, added_, stream_);
+    ggml_set_name(block_, "ffn_inp-7");
     buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(
         context_, ggml_backend_cpu_buffer_type());
     fill_mask(0, 0);
@@ -103,12 +112,74 @@ class AttentionTapTest : public ::testing::Test {
   ggml_tensor* mask_ = nullptr;
   ggml_tensor* node_ = nullptr;
   ggml_tensor* other_ = nullptr;
+  ggml_tensor* stream_ = nullptr;  // residual, what attention adds, their sum
+  ggml_tensor* added_ = nullptr;
+  ggml_tensor* block_ = nullptr;
 };
 
 TEST_F(AttentionTapTest, AsksForAttentionNodesOnly) {
   AttentionTap tap([](const AttentionNode&) {});
   EXPECT_TRUE(ask(tap));
   EXPECT_FALSE(AttentionTap::on_node(other_, true, &tap));
+}
+
+TEST_F(AttentionTapTest, SeesTheResidualStreamOnlyWhenAsked) {
+  AttentionTap tap([](const AttentionNode&) {});
+  EXPECT_FALSE(AttentionTap::on_node(block_, true, &tap));
+  tap.on_blocks([](const BlockNode&) {});
+  EXPECT_TRUE(AttentionTap::on_node(block_, true, &tap));
+  EXPECT_FALSE(AttentionTap::on_node(other_, true, &tap));
+  ggml_set_name(block_, "ffn_inp");
+  EXPECT_FALSE(AttentionTap::on_node(block_, true, &tap));
+}
+
+TEST_F(AttentionTapTest, TellsTheStreamFromWhatAttentionAddsToIt) {
+  const auto fill = [](ggml_tensor& tensor, float value) {
+    for (std::int64_t i = 0; i < ggml_nelements(&tensor); ++i)
+      static_cast<float*>(tensor.data)[i] = value;
+  };
+  fill(*stream_, 1);
+  fill(*added_, 2);
+  fill(*block_, 3);
+  std::vector<float> seen;
+  AttentionTap tap([](const AttentionNode&) {});
+  tap.on_blocks([&](const BlockNode& node) {
+    EXPECT_EQ(node.layer, 7);
+    EXPECT_EQ(node.before.tokens, 3U);
+    EXPECT_EQ(node.after.dim, 32U);
+    seen.push_back(*static_cast<const float*>(node.before.row(0, 0, 2)));
+    seen.push_back(*static_cast<const float*>(node.after.row(0, 0, 2)));
+  });
+  const auto visit = [&] {
+    ask(tap);
+    done(tap);
+    AttentionTap::on_node(block_, true, &tap);
+    AttentionTap::on_node(block_, false, &tap);
+    tap.rethrow();
+  };
+  visit();
+  std::swap(block_->src[0], block_->src[1]);
+  visit();
+  // ggml may write a sum over either of its parts.
+  stream_->data = block_->data;
+  visit();
+  EXPECT_EQ(seen, (std::vector<float>{1, 3, 1, 3, 1, 3}));
+}
+
+TEST_F(AttentionTapTest, RefusesASumThatIsNotOfAttentionAndTheStream) {
+  AttentionTap tap([](const AttentionNode&) {});
+  tap.on_blocks([](const BlockNode&) { FAIL(); });
+  const auto visit = [&] {
+    ask(tap);
+    done(tap);
+    AttentionTap::on_node(block_, true, &tap);
+    AttentionTap::on_node(block_, false, &tap);
+    EXPECT_THROW(tap.rethrow(), Error);
+  };
+  block_->src[0] = stream_;
+  visit();
+  block_->src[0] = block_->src[1] = added_;
+  visit();
 }
 
 TEST_F(AttentionTapTest, DescribesTheNodeWithoutCopyingAnything) {
