@@ -112,7 +112,9 @@ void softmax(std::span<float> logits) {
   const float largest = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   for (float& logit : logits) {
-    logit = std::exp(logit - largest);
+    // In float64, whose last bits machines differ in, if any, get lost.
+    logit = static_cast<float>(
+        std::exp(static_cast<double>(logit) - static_cast<double>(largest)));
     sum += static_cast<double>(logit);
   }
   const auto scale = static_cast<float>(1 / sum);

@@ -1,15 +1,19 @@
 // Expected Attention against a slow direct computation.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <memory>
 #include <numbers>
 #include <random>
+#include <span>
+#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "qfilters/isa.h"
 #include "qfilters/query_statistics.h"
 #include "qfilters/sequence_cache.h"
 
@@ -196,6 +200,21 @@ TEST(ExpectedTest, AveragesRotationsThatComeFullCircle) {
       expected_of(rows_of(cache.rows(0), 0), filters->layer(0).head(0), 40, {});
   for (std::size_t r = 4; r < 40; ++r)
     ASSERT_NEAR(got[r], want[r], 1e-5 + 1e-4 * want[r]) << r;
+}
+
+TEST(ExpectedTest, HasTheSameBitsOnEveryInstructionSet) {
+  const Model model({{2, kDim, kValueDim, 0}});
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.feed(cache, {150});
+  model.append(cache, 23);
+  const auto scorer = make_expected_scorer(bank());
+  const std::string before = active_isa();
+  const auto want = test::bits_of(rescored(*scorer, cache.rows(0), 1));
+  for (const auto& isa : runnable_isas()) {
+    set_isa(isa);
+    EXPECT_EQ(test::bits_of(rescored(*scorer, cache.rows(0), 1)), want) << isa;
+  }
+  set_isa(before);
 }
 
 TEST(ExpectedTest, RowsThatAreAllSinksAreWorthNothingMore) {

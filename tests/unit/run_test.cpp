@@ -39,10 +39,12 @@ TEST(RunTest, KnowsThePoliciesInDocumentedOrder) {
           "random",
           "keydiff",
           "qfilters-keysvd",
+          "expected",
           "h2o",
           "tova",
           "snapkv",
           "pyramidkv",
+          "squeeze",
           "chunkkv"));
 }
 
