@@ -216,7 +216,8 @@ void check_rotations(Engine& engine, const std::vector<Rotation>& rotations) {
   constexpr double kTolerance = 0.02;  // of a query's length; weights are 4 bit
   SequenceCache cache(model.layer_shapes(), Policy::full());
   std::vector<std::vector<float>> first(rotations.size());
-  engine.on_queries([&](std::size_t layer, const TensorView& queries) {
+  engine.on_node([&](std::size_t layer, const AttentionNode& node) {
+    const TensorView& queries = node.queries;
     if (model.layers()[layer].window != 0) return;
     const std::vector<float> rows = turn_back(
         rotations[layer], queries, static_cast<std::int32_t>(cache.offset()));
@@ -272,7 +273,8 @@ FilterBank calibrate_expected(
     layers.push_back({shapes[l], rotations[l], source.layers()[l].scale});
   QueryStatistics statistics(std::move(layers));
   SequenceCache cache = make_cache(source, options);
-  engine.on_queries([&](std::size_t layer, const TensorView& queries) {
+  engine.on_node([&](std::size_t layer, const AttentionNode& node) {
+    const TensorView& queries = node.queries;
     if (source.layers()[layer].window != 0) return;
     const std::size_t skip = kSinkRows - std::min(kSinkRows, cache.offset());
     if (skip >= queries.tokens) return;
