@@ -16,7 +16,9 @@ namespace {
 }
 
 std::optional<AttentionNeeds> needs_of(const Policy& policy) {
-  return policy.bounded() ? policy.scorer()->attention() : std::nullopt;
+  // A second reading is not among what was captured.
+  const bool looks = policy.bounded() && !policy.rehearses();
+  return looks ? policy.scorer()->attention() : std::nullopt;
 }
 
 /// How many queries at the end of `tokens` count.

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kWindow = SnapOptions{}.window;
 
-constexpr std::array<PolicyInfo, 15> kPolicies = {{
+constexpr std::array<PolicyInfo, 16> kPolicies = {{
     {"full", "every row stays"},
     {"auto",
      "ours, after arXiv:2505.23416 and arXiv:2601.07891",
@@ -52,6 +52,7 @@ constexpr std::array<PolicyInfo, 15> kPolicies = {{
      BudgetRule::kUniform,
      true},
     {"chunkkv", "arXiv:2502.00299", false, 0, kWindow, 10},
+    {"reconstruct", "arXiv:2505.23416", false, 0.25, 0, 1, BudgetRule::kShared},
 }};
 
 // Policies that find the budgets of layers themselves need the layers.
@@ -141,6 +142,8 @@ Policy make(
   if (name == "h2o") return Policy::custom(make_h2o_scorer(), options);
   if (name == "tova") return Policy::custom(make_tova_scorer(), options);
   if (name == "snapkv") return Policy::custom(make_snapkv_scorer(), options);
+  if (name == "reconstruct")
+    return Policy::custom(make_reconstruct_scorer(), options);
   if (name == "pyramidkv") return make_pyramid(options, layers);
   if (name == "squeeze") return make_squeeze(options, filters.get(), layers);
   if (name == "chunkkv") {

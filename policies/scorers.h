@@ -26,6 +26,10 @@ namespace qfilters::policies {
 /// heads of a layer.
 [[nodiscard]] std::shared_ptr<const Scorer> make_tova_scorer();
 
+/// What KVzip (arXiv:2505.23416) keeps rows by: the largest attention a row
+/// gets from any query of any second reading. It rehearses.
+[[nodiscard]] std::shared_ptr<const Scorer> make_reconstruct_scorer();
+
 /// What rows make of their neighbours' scores.
 enum class Pooling {
   kMax,   ///< the largest

@@ -1,5 +1,6 @@
 #include "llama/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <string>
@@ -10,12 +11,16 @@
 #include "qfilters/attention.h"
 #include "qfilters/error.h"
 
+#include "llama/cue.h"
 #include "llama/runtime.h"
 
 namespace qfilters::llama {
 namespace {
 
 constexpr std::size_t kNoSlot = std::numeric_limits<std::size_t>::max();
+
+// Leads into a second reading, behind the cue.
+constexpr std::size_t kLeadTokens = 8;
 
 [[noreturn]] void fail(ErrorKind kind, const std::string& reason) {
   throw Error(kind, "Engine::step: " + reason);
@@ -147,7 +152,8 @@ void Engine::step(
   check_tokens("Engine::step", *model_, tokens, chunk_);
   check_cache(cache);
   logits_begin_ = logits_end_ = 0;
-  cache.begin(tokens.size());
+  cache.begin(
+      tokens.size(), mode == Mode::kRehearse ? Pass::kRehearse : Pass::kRead);
   const Step step(*this, cache);
   const int code = decode(*context_, tokens, cache.offset(), logits);
   tap_.rethrow();
@@ -162,9 +168,45 @@ void Engine::step(
     const Stopwatch stopwatch(eviction_seconds_);
     cache.commit();
   }
+  if (mode == Mode::kRehearse) cache.commit();
   const LogitsRange range = LogitsRange::of(logits, tokens.size());
   logits_begin_ = range.begin;
   logits_end_ = range.end;
+}
+
+void Engine::evict(SequenceCache& cache, std::span<const Token> sequence) {
+  if (sequence.size() != cache.offset()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "Engine::evict: " + std::to_string(sequence.size()) +
+            " tokens for a cache of " + std::to_string(cache.offset()));
+  }
+  const Stopwatch stopwatch(eviction_seconds_);
+  const double attention = attention_seconds_;
+  rehearse(cache, sequence);
+  attention_seconds_ = attention;  // counted here in full
+  cache.evict();
+}
+
+void Engine::rehearse(SequenceCache& cache, std::span<const Token> sequence) {
+  std::size_t done = sequence.size() - cache.unrehearsed();
+  if (done == sequence.size()) return;
+  // Most of a micro-batch is for what is read again.
+  const std::size_t room = chunk_ / 4;
+  std::vector<Token> cue = model_->tokenize(kCue, false, false);
+  if (cue.size() > room) cue.clear();
+  std::vector<Token> part;
+  while (done < sequence.size()) {
+    const std::size_t lead = std::min({kLeadTokens, done, room});
+    part = cue;
+    const auto before = sequence.subspan(done - lead, lead);
+    part.insert(part.end(), before.begin(), before.end());
+    const auto again = sequence.subspan(
+        done, std::min(sequence.size() - done, chunk_ - part.size()));
+    part.insert(part.end(), again.begin(), again.end());
+    step(cache, part, Logits::kNone, Mode::kRehearse);
+    done += again.size();
+  }
 }
 
 // Rows are read by cell number, so a surprise here must not pass silently.

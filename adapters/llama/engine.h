@@ -34,8 +34,9 @@ class Engine {
   ~Engine();
 
   enum class Mode {
-    kCommit,  ///< the micro-batch enters the cache
-    kProbe,   ///< the cache is left as it was; logits are valid all the same
+    kCommit,    ///< the micro-batch enters the cache
+    kProbe,     ///< the cache is left as it was; logits are valid all the same
+    kRehearse,  ///< Pass::kRehearse: for a policy that rehearses
   };
 
   /// Runs one micro-batch (1 to chunk tokens) at position cache.offset().
@@ -48,6 +49,15 @@ class Engine {
       std::span<const Token> tokens,
       Logits logits,
       Mode mode = Mode::kCommit);
+
+  /// Evicts down to the budget now, between two steps. With a policy that
+  /// rehearses all tokens since the last time are read again before, in
+  /// micro-batches of up to chunk() tokens behind the sequence, each led in by
+  /// the cue and the tokens before it. `sequence`: all tokens in the cache.
+  /// Logits are no longer valid. Throws Error kInvalidArgument for another
+  /// number of tokens, and as step(); no row has changed or gone then, and it
+  /// can be asked again.
+  void evict(SequenceCache& cache, std::span<const Token> sequence);
 
   /// Called with every attention node before its rows enter the cache
   /// (calibration, capture); `layer` counts the model's layers(). The node's
@@ -81,10 +91,12 @@ class Engine {
 
   [[nodiscard]] std::size_t chunk() const noexcept { return chunk_; }
 
+  /// Scoring and attention of what enters the cache or is probed.
   [[nodiscard]] double attention_seconds() const noexcept {
     return attention_seconds_;
   }
 
+  /// Commits and evict(), second readings in full (model and attention).
   [[nodiscard]] double eviction_seconds() const noexcept {
     return eviction_seconds_;
   }
@@ -96,6 +108,7 @@ class Engine {
   class Step;
 
   void check_cache(const SequenceCache& cache) const;
+  void rehearse(SequenceCache& cache, std::span<const Token> sequence);
   void on_attention(const AttentionNode& node);
   void check_cells(const AttentionNode& node, std::size_t window);
   /// What attend() is to collect at this layer, if anything.

@@ -30,6 +30,11 @@ class EngineSession final : public Session {
                  : RowOrder::kTemporal,
              options.format})) {}
 
+  void settle() override {
+    if (!cache_->eviction_due()) return;
+    engine_.evict(*cache_, tokens().first(cache_->offset()));
+  }
+
   [[nodiscard]] const float* logits(std::size_t i) const override {
     return engine_.logits(i);
   }
@@ -66,6 +71,7 @@ class EngineSession final : public Session {
 
  protected:
   void run(std::span<const Token> tokens, Logits logits) override {
+    settle();
     engine_.step(*cache_, tokens, logits);
   }
 

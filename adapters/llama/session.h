@@ -21,9 +21,9 @@ enum class Logits { kNone, kLast, kAll };
 
 /// Where the time and the memory of a session went.
 struct SessionStats {
-  std::size_t tokens = 0;  ///< tokens seen = position of the next one
-  double attention_seconds = 0;
-  double eviction_seconds = 0;    ///< scoring is part of attention
+  std::size_t tokens = 0;         ///< tokens seen = position of the next one
+  double attention_seconds = 0;   ///< of the first reading, with scoring
+  double eviction_seconds = 0;    ///< second readings are part of eviction
   std::size_t kv_bytes_peak = 0;  ///< stored rows and llama.cpp's own cache
   std::size_t kv_bytes_full = 0;  ///< if every row were kept
   double rows_mean = 0;           ///< rows per global head
@@ -49,6 +49,13 @@ class Session {
   /// for no tokens or more than chunk(), and what the cache throws.
   void step(std::span<const Token> tokens, Logits logits);
 
+  /// Does now what otherwise begins the next step: a policy that rehearses
+  /// reads a second time and evicts once rows exceed its budget by the
+  /// interval. Without such a policy, or before that, it does nothing. Logits
+  /// of the last step are then gone. Throws as step(); the sequence is as
+  /// before then.
+  virtual void settle() {}
+
   /// All tokens of the sequence, in order.
   [[nodiscard]] std::span<const Token> tokens() const noexcept {
     return tokens_;
@@ -67,8 +74,8 @@ class Session {
   /// Throws as restore() does for what belongs to another model file.
   void check_model(const Snapshot& saved) const;
 
-  /// Logits [vocabulary] of token i of the last step, valid until the next.
-  /// With Logits::kLast only i = tokens - 1 exists.
+  /// Logits [vocabulary] of token i of the last step, valid until the next or
+  /// settle(). With Logits::kLast only i = tokens - 1 exists.
   [[nodiscard]] virtual const float* logits(std::size_t i) const = 0;
 
   [[nodiscard]] virtual std::size_t chunk() const noexcept = 0;

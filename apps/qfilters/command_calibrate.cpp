@@ -13,6 +13,7 @@
 #include "commands.h"
 #include "eval/text.h"
 #include "llama/calibrate.h"
+#include "llama/cue.h"
 #include "llama/filter_kind.h"
 #include "llama/model.h"
 #include "output.h"
@@ -21,9 +22,6 @@
 namespace qfilters::cli {
 
 namespace {
-
-// Between the two readings of a passage.
-constexpr const char* kCue = "\n\nRepeat the text above exactly.\n\n";
 
 struct CalibrateArguments {
   CommonOptions common;
@@ -156,7 +154,12 @@ void calibrate(const CalibrateArguments& arguments) {
     switch (*llama::kind_of_policy(arguments.policy)) {
       case llama::FilterKind::kAuto:
         return llama::calibrate_reconstruction(
-            model, tokens, codec.tokenize(kCue), options, metadata, progress);
+            model,
+            tokens,
+            codec.tokenize(llama::kCue),
+            options,
+            metadata,
+            progress);
       case llama::FilterKind::kExpected:
         return llama::calibrate_expected(
             model, tokens, options, metadata, progress);

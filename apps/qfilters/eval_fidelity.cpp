@@ -66,8 +66,18 @@ std::vector<Entrant> make_entrants(
         {spec,
          eval::make_policy(
              spec, filters, inputs.model->layer_shapes(), tokens)});
+    if (entrants.back().policy.rehearses()) {
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          "fidelity: policy " + spec.policy +
+              " reads the text a second time, which captured tensors cannot");
+    }
   }
   return entrants;
+}
+
+void check_runs(const TaskArguments& arguments, const TaskInputs& inputs) {
+  static_cast<void>(make_entrants(inputs, arguments.fidelity.tokens));
 }
 
 llama::SessionStats stats_of(const SequenceCache& cache) {
@@ -187,7 +197,7 @@ const Task kFidelity{
     run,
     /*reads_text=*/true,
     /*load=*/nullptr,
-    /*check_runs=*/nullptr,
+    check_runs,
     /*together=*/true,
     /*one_shot=*/true};
 

@@ -108,10 +108,9 @@ void add_run_options(
       .add_option(
           "--recent",
           options.recent,
-          "Newest rows, never evicted [auto: a quarter of the budget; "
-          "streaming, tova, expected, squeeze: 0; snapkv, pyramidkv, chunkkv: "
-          "32; else "
-          "half of "
+          "Newest rows, never evicted [auto, reconstruct: a quarter of the "
+          "budget; streaming, tova, expected, squeeze: 0; snapkv, pyramidkv, "
+          "chunkkv: 32; else half of "
           "the budget]")
       ->check(whole_number());
   command
@@ -126,7 +125,7 @@ void add_run_options(
       options.rule,
       "Who shares the budget: uniform (every head keeps the same number of "
       "rows), per-layer (the heads of a layer share) or shared (all heads) "
-      "[auto: shared; else uniform]");
+      "[auto, reconstruct: shared; else uniform]");
   command
       .add_option(
           "--floor",

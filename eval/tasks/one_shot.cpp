@@ -6,6 +6,7 @@
 #include "qfilters/policy.h"
 
 #include "eval/tasks/scoring.h"
+#include "llama/engine.h"
 
 namespace qfilters::eval {
 
@@ -64,8 +65,10 @@ std::unique_ptr<llama::Session> OneShotContext::open(
   }
   Snapshot state;
   timed(usage.compression_seconds, [&] {
-    // A policy that has to read the text again would do so here, with model_.
     const auto cache = replay_->one_shot(*policy, format_of(spec));
+    if (policy->rehearses()) {
+      llama::Engine(model_, session_options(spec)).evict(*cache, context_);
+    }
     cache->set_policy(Policy::full());
     usage.kv_bytes_compressed = std::max(
         usage.kv_bytes_compressed.value_or(0), cache->stats().kv_bytes);

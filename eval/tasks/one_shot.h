@@ -18,8 +18,9 @@
 namespace qfilters::eval {
 
 /// A context that was read once, with the full cache, and is compressed for
-/// each contender: protocol one-shot. Compressing needs no model. `llama`
-/// cannot be compressed and reads for itself, with its own cache.
+/// each contender: protocol one-shot. Compressing needs no model, but for a
+/// policy that rehearses, which reads the context once more. `llama` cannot be
+/// compressed and reads for itself, with its own cache.
 class OneShotContext {
  public:
   /// Reads `context` in a sequence of up to `tokens` tokens, with queries as

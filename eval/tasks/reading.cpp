@@ -55,7 +55,10 @@ ContextOpener streaming_opener(
   return [&open, context, tokens](Usage& usage) {
     std::unique_ptr<llama::Session> session = open(tokens);
     if (context.empty()) return session;
-    timed(usage.prefill_seconds, [&] { feed(*session, context); });
+    timed(usage.prefill_seconds, [&] {
+      feed(*session, context);
+      session->settle();
+    });
     usage.prefill_tokens += context.size();
     return session;
   };

@@ -93,11 +93,23 @@ class Policy {
       std::size_t heads = 1,
       std::size_t layer = 0) const noexcept {
     // Divided, so that huge limits cannot wrap around.
+    const std::size_t kept = rows_within_budget(rows, heads, layer);
+    return (rows - kept) / heads >= options_.interval ? kept : rows;
+  }
+
+  /// The same whatever the interval.
+  [[nodiscard]] std::size_t rows_within_budget(
+      std::size_t rows,
+      std::size_t heads = 1,
+      std::size_t layer = 0) const noexcept {
     const std::size_t keep = budget(layer);
-    const bool over = bounded() && rows / heads >= keep &&
-                      rows > heads * keep &&
-                      (rows - heads * keep) / heads >= options_.interval;
+    const bool over = bounded() && rows / heads >= keep && rows > heads * keep;
     return over ? heads * keep : rows;
+  }
+
+  /// Whether its scorer looks at second readings only (Scorer::rehearses()).
+  [[nodiscard]] bool rehearses() const noexcept {
+    return bounded() && scorer_->rehearses();
   }
 
   /// Rows each of some sharing heads keeps in any case, if it has them.

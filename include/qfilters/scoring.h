@@ -155,6 +155,12 @@ class Scorer {
   /// was not seen (the policy is new) scores are those of score().
   virtual void observe(const ObserveInput& in, std::span<float> scores) const;
 
+  /// With attention() only: its scores come from a second reading of the
+  /// tokens. A commit then shows it nothing and evicts nothing; whoever drives
+  /// the cache reads the tokens again (Pass::kRehearse), which is what it
+  /// observes, and evicts (SequenceCache::evict()).
+  [[nodiscard]] virtual bool rehearses() const noexcept { return false; }
+
   /// Whether a row's score is that of its entry whatever else is there.
   [[nodiscard]] virtual bool frozen() const noexcept {
     return !attention().has_value();

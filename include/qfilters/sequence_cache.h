@@ -67,6 +67,14 @@ struct SequenceStats {
   std::uint64_t non_finite_scores = 0;
 };
 
+/// What a micro-batch is for.
+enum class Pass {
+  kRead,  ///< its tokens are the next ones of the sequence
+  /// A second reading of tokens that were read before, for a policy that
+  /// rehearses: it stands behind the sequence and does not become part of it.
+  kRehearse,
+};
+
 /// The KV cache of one sequence over all attention layers of a model, held
 /// within a policy's budget. Use per micro-batch:
 ///
@@ -97,9 +105,9 @@ class SequenceCache {
   SequenceCache& operator=(const SequenceCache&) = delete;
   ~SequenceCache();
 
-  /// Opens a micro-batch. Throws Error kInvalidArgument when one is open or
-  /// positions would exceed int32.
-  void begin(std::size_t tokens);
+  /// Opens a micro-batch. Throws Error kInvalidArgument when one is open,
+  /// positions would exceed int32, or to rehearse for a policy that does not.
+  void begin(std::size_t tokens, Pass pass = Pass::kRead);
 
   /// Gives layer `layer` its new rows [batch, kv_heads, tokens, dim] in the
   /// cache's dtype; scores them. The data must stay valid until commit() or
@@ -109,8 +117,9 @@ class SequenceCache {
       std::size_t layer, const TensorView& keys, const TensorView& values);
 
   /// The statistics of attention that the policy must see of this layer; none
-  /// for most policies and for windowed layers. Throws Error kInvalidArgument
-  /// for a layer that does not exist.
+  /// for most policies, for windowed layers, and outside the second reading
+  /// where the policy rehearses. Throws Error kInvalidArgument for a layer that
+  /// does not exist.
   [[nodiscard]] std::optional<AttentionNeeds> attention_needs(
       std::size_t layer) const;
 
@@ -129,8 +138,26 @@ class SequenceCache {
   /// none: throws Error kInvalidArgument when a layer has no rows yet or was
   /// not observed though the policy needs it, kMemoryLimit or std::bad_alloc
   /// without memory; the micro-batch is still open then and nothing has
-  /// changed.
+  /// changed. A policy that rehearses evicts in evict() alone. Of a second
+  /// reading the stored rows keep the scores that were observed; its own rows
+  /// go, the offset stays.
   void commit();
+
+  /// Whether rows exceed the budget by the interval: what a commit does not
+  /// leave behind, unless the policy rehearses or was changed since. O(heads).
+  [[nodiscard]] bool eviction_due() const noexcept;
+
+  /// Evicts down to the budget between micro-batches, whatever the interval;
+  /// all layers or none. Throws Error kInvalidArgument while a micro-batch is
+  /// open, and where the policy rehearses and rows came in since the last
+  /// second reading; std::bad_alloc. Nothing has changed then.
+  void evict();
+
+  /// Tokens since the last evict(), or since the policy was set: those that a
+  /// policy that rehearses must see again before the next one. 0 for others.
+  [[nodiscard]] std::size_t unrehearsed() const noexcept {
+    return policy_.rehearses() ? offset_ - rehearsed_ : 0;
+  }
 
   /// Forgets the open micro-batch; without one it does nothing.
   void rollback() noexcept;
@@ -181,6 +208,7 @@ class SequenceCache {
   struct Layer;
   struct GroupPlan;
   struct Sharing;
+  enum class Eviction { kNever, kWhenDue, kNow };
 
   /// What save() writes first and restore() insists on, in words.
   [[nodiscard]] std::vector<std::string> identity() const;
@@ -194,12 +222,15 @@ class SequenceCache {
   void share_budget();
   void plan_group(GroupPlan& plan) const;
   void plan_window(GroupPlan& plan) const;
-  void plan_sharing(Sharing& sharing);
+  void plan_sharing(Sharing& sharing, Eviction eviction);
   [[nodiscard]] bool replaces(const GroupPlan& plan) const;
   void gather_scores(GroupPlan& plan) const;
   void choose_rows(const Sharing& sharing);
   void split_choice(GroupPlan& plan) const;
-  void plan_commit();
+  void plan_commit(Eviction eviction);
+  void check_complete() const;
+  void apply_plans() noexcept;
+  void keep_observed() noexcept;
   void reserve_groups();
   void apply_plan(const GroupPlan& plan) noexcept;
   void replace_row(const GroupPlan& plan) noexcept;
@@ -215,6 +246,9 @@ class SequenceCache {
   std::size_t offset_ = 0;
   std::size_t open_tokens_ = 0;
   bool open_ = false;
+  Pass pass_ = Pass::kRead;
+  std::size_t rehearsed_ = 0;    // tokens before the last evict()
+  bool ready_to_evict_ = false;  // a second reading came after the last rows
   SequenceStats counters_;
 };
 

@@ -101,6 +101,8 @@ void SequenceCache::set_policy(Policy policy) {
     }
   }
   policy_ = std::move(policy);
+  rehearsed_ = 0;
+  ready_to_evict_ = false;
   share_budget();
   auto next = scores.begin();
   for (std::size_t l = 0; policy_.bounded() && l < layers_.size(); ++l) {
@@ -148,7 +150,13 @@ std::vector<float> SequenceCache::score_stored(
   return scores;
 }
 
-void SequenceCache::begin(std::size_t tokens) {
+void SequenceCache::begin(std::size_t tokens, Pass pass) {
+  if (pass == Pass::kRehearse && !policy_.rehearses()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "begin: policy " + std::string(policy_.name()) +
+            " does not look at second readings");
+  }
   if (open_ || tokens > kMostTokens - offset_) {
     throw Error(
         ErrorKind::kInvalidArgument,
@@ -158,6 +166,7 @@ void SequenceCache::begin(std::size_t tokens) {
   }
   open_ = true;
   open_tokens_ = tokens;
+  pass_ = pass;
 }
 
 void SequenceCache::append(
@@ -208,6 +217,7 @@ void SequenceCache::append(
 std::optional<AttentionNeeds> SequenceCache::attention_needs(
     std::size_t layer) const {
   if (layer_shape(layer).window != 0 || !policy_.bounded()) return std::nullopt;
+  if (policy_.rehearses() && pass_ != Pass::kRehearse) return std::nullopt;
   return policy_.scorer()->attention();
 }
 
@@ -284,6 +294,7 @@ void SequenceCache::rollback() noexcept {
   }
   open_ = false;
   open_tokens_ = 0;
+  pass_ = Pass::kRead;
 }
 
 void SequenceCache::clear() noexcept {
@@ -297,6 +308,8 @@ void SequenceCache::clear() noexcept {
   }
   pool_.trim();
   offset_ = 0;
+  rehearsed_ = 0;
+  ready_to_evict_ = false;
   counters_ = {};
 }
 

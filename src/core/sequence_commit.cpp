@@ -113,12 +113,17 @@ bool SequenceCache::replaces(const GroupPlan& plan) const {
          policy_.scorer()->frozen();
 }
 
-void SequenceCache::plan_sharing(Sharing& sharing) {
+void SequenceCache::plan_sharing(Sharing& sharing, Eviction eviction) {
   std::size_t rows = 0;
   for (const std::size_t i : sharing.plans)
     rows += plans_[i].rows_after;
-  sharing.keep = policy_.rows_after_commit(
-      rows, sharing.plans.size(), plans_[sharing.plans.front()].layer);
+  const std::size_t heads = sharing.plans.size();
+  const std::size_t layer = plans_[sharing.plans.front()].layer;
+  sharing.keep = rows;
+  if (eviction == Eviction::kWhenDue)
+    sharing.keep = policy_.rows_after_commit(rows, heads, layer);
+  if (eviction == Eviction::kNow)
+    sharing.keep = policy_.rows_within_budget(rows, heads, layer);
   sharing.evicts = sharing.keep < rows;
   if (!sharing.evicts) return;
   for (const std::size_t i : sharing.plans) {
@@ -213,13 +218,13 @@ void SequenceCache::split_choice(GroupPlan& plan) const {
   std::sort(plan.kept.begin(), plan.kept.end());
 }
 
-void SequenceCache::plan_commit() {
+void SequenceCache::plan_commit(Eviction eviction) {
   const int threads = options_.threads;
   for_each(
       plans_.size(), threads, [&](std::size_t i) { plan_group(plans_[i]); });
   bool evicts = false;
   for (Sharing& sharing : sharings_) {
-    plan_sharing(sharing);
+    plan_sharing(sharing, eviction);
     evicts = evicts || sharing.evicts;
   }
   if (!evicts) return;
@@ -272,7 +277,7 @@ void SequenceCache::replace_row(const GroupPlan& plan) noexcept {
       plan.group, *slot, row(l.keys), row(l.values), position, score);
 }
 
-void SequenceCache::commit() {
+void SequenceCache::check_complete() const {
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     const bool appended = open_ && layers_[l]->appended;
     if (appended && (layers_[l]->observed || !attention_needs(l))) continue;
@@ -284,18 +289,15 @@ void SequenceCache::commit() {
                                      std::string(policy_.name()) + " needs"
                                : " has no new rows"));
   }
-  // Everything that can fail comes first; from apply_plan on nothing does.
-  plan_commit();
-  reserve_groups();
-  for_each(plans_.size(), options_.threads, [&](std::size_t i) {
-    apply_plan(plans_[i]);
-  });
+}
 
-  std::uint64_t evicted = 0;
-  for (const GroupPlan& plan : plans_)
-    evicted += plan.evicted;
-  counters_.rows_evicted += evicted;
-  counters_.evictions += evicted > 0 ? 1 : 0;
+void SequenceCache::commit() {
+  check_complete();
+  if (pass_ == Pass::kRehearse) return keep_observed();
+  // Everything that can fail comes first; from apply_plans() on nothing does.
+  plan_commit(policy_.rehearses() ? Eviction::kNever : Eviction::kWhenDue);
+  reserve_groups();
+  apply_plans();
   for (const auto& layer : layers_) {
     counters_.non_finite_scores += layer->non_finite;
     layer->non_finite = 0;
@@ -303,7 +305,58 @@ void SequenceCache::commit() {
                                layer->store.shape().row_bytes() * open_tokens_;
   }
   offset_ += open_tokens_;
+  ready_to_evict_ = ready_to_evict_ && open_tokens_ == 0;
   rollback();  // closes the micro-batch
+}
+
+void SequenceCache::apply_plans() noexcept {
+  for_each(plans_.size(), options_.threads, [&](std::size_t i) {
+    apply_plan(plans_[i]);
+  });
+  std::uint64_t evicted = 0;
+  for (const GroupPlan& plan : plans_)
+    evicted += plan.evicted;
+  counters_.rows_evicted += evicted;
+  counters_.evictions += evicted > 0 ? 1 : 0;
+}
+
+// commit() of a second reading.
+void SequenceCache::keep_observed() noexcept {
+  for (const auto& layer : layers_) {
+    for (std::size_t g = 0; layer->observed && g < layer->queues.size(); ++g) {
+      const std::span scores(layer->observed_scores[g]);
+      layer->store.set_scores(g, scores.first(layer->store.rows(g)));
+    }
+  }
+  ready_to_evict_ = true;
+  rollback();  // closes the micro-batch
+}
+
+bool SequenceCache::eviction_due() const noexcept {
+  return std::ranges::any_of(sharings_, [&](const Sharing& sharing) {
+    std::size_t rows = 0;
+    for (const std::size_t i : sharing.plans)
+      rows += layers_[plans_[i].layer]->store.rows(plans_[i].group);
+    return policy_.rows_after_commit(
+               rows,
+               sharing.plans.size(),
+               plans_[sharing.plans.front()].layer) < rows;
+  });
+}
+
+void SequenceCache::evict() {
+  if (open_ || (unrehearsed() > 0 && !ready_to_evict_)) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        open_ ? "evict: a micro-batch is open"
+              : "evict: policy " + std::string(policy_.name()) +
+                    " has not seen the last " + std::to_string(unrehearsed()) +
+                    " tokens a second time");
+  }
+  plan_commit(Eviction::kNow);
+  apply_plans();
+  rehearsed_ = offset_;
+  ready_to_evict_ = false;
 }
 
 void SequenceCache::reserve_groups() {

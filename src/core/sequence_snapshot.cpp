@@ -136,6 +136,10 @@ Snapshot SequenceCache::save() const {
   out.put(counters_.evictions);
   out.put(counters_.rows_evicted);
   out.put(counters_.non_finite_scores);
+  if (policy_.rehearses()) {
+    out.put(std::uint64_t{rehearsed_});
+    out.put(std::uint64_t{ready_to_evict_});
+  }
   for (const auto& layer : layers_) {
     for (std::size_t g = 0; g < layer->store.shape().groups(); ++g) {
       write_group(out, layer->store, g);
@@ -186,6 +190,18 @@ void SequenceCache::restore(const Snapshot& saved) {
   counters.evictions = in.get<std::uint64_t>();
   counters.rows_evicted = in.get<std::uint64_t>();
   counters.non_finite_scores = in.get<std::uint64_t>();
+  std::uint64_t rehearsed = 0;
+  std::uint64_t ready = 0;
+  if (policy_.rehearses()) {
+    rehearsed = in.get<std::uint64_t>();
+    ready = in.get<std::uint64_t>();
+    if (rehearsed > offset || ready > 1) {
+      throw Error(
+          ErrorKind::kFile,
+          "restore: " + std::to_string(rehearsed) + " of " +
+              std::to_string(offset) + " tokens read again make no sense");
+    }
+  }
   std::vector<std::unique_ptr<Layer>> layers;
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     layers.push_back(read_layer(in, l, offset));
@@ -195,6 +211,8 @@ void SequenceCache::restore(const Snapshot& saved) {
   in.finish();
   layers_ = std::move(layers);
   offset_ = offset;
+  rehearsed_ = rehearsed;
+  ready_to_evict_ = ready == 1;
   counters_ = counters;
 }
 

@@ -45,7 +45,8 @@ TEST(PolicyRegistryTest, KnowsThePoliciesInDocumentedOrder) {
           "snapkv",
           "pyramidkv",
           "squeeze",
-          "chunkkv"));
+          "chunkkv",
+          "reconstruct"));
 }
 
 TEST(PolicyRegistryTest, MakesEachByName) {
