@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -112,47 +113,114 @@ namespace {
 
 // Below this attention a key is worth nothing, whatever the logarithm says.
 constexpr float kLeastAttention = 1e-8F;
+// What attention to come and unlikeness count beside the second reading.
+constexpr float kLaterShare = 0.75F;
+constexpr float kUnlikeShare = 0.75F;
 
-// The largest attention paid to the first rows of every global head.
+// How unlike the mean direction each key is: -k . m in standard deviations.
+std::vector<float> unlikeness(std::span<const float> keys, std::size_t dim) {
+  const std::size_t rows = keys.size() / dim;
+  std::vector<double> mean(dim);
+  for (std::size_t r = 0; r < rows; ++r) {
+    const auto key = keys.subspan(r * dim, dim);
+    const double norm =
+        std::sqrt(std::inner_product(key.begin(), key.end(), key.begin(), 0.0));
+    for (std::size_t d = 0; norm > 0 && d < dim; ++d)
+      mean[d] += key[d] / norm;
+  }
+  std::vector<double> along(rows);
+  for (std::size_t r = 0; r < rows; ++r) {
+    const auto key = keys.subspan(r * dim, dim);
+    along[r] = std::inner_product(key.begin(), key.end(), mean.begin(), 0.0);
+  }
+  const auto count = static_cast<double>(rows);
+  const double middle = std::reduce(along.begin(), along.end()) / count;
+  double variance = 0;
+  for (const double each : along)
+    variance += (each - middle) * (each - middle) / count;
+  const double deviation = variance > 0 ? std::sqrt(variance) : 1;
+  std::vector<float> out(rows);
+  for (std::size_t r = 0; r < rows; ++r)
+    out[r] = static_cast<float>((middle - along[r]) / deviation);
+  return out;
+}
+
+// What keys of a passage turn out to be worth, for every global head.
 class Worth {
  public:
-  Worth(std::span<const LayerShape> layers, std::size_t rows) : rows_(rows) {
+  Worth(
+      std::span<const LayerShape> layers, std::size_t tokens, std::size_t chunk)
+      // Few queries come behind the last rows, none behind the last chunk.
+      : rows_(std::min(tokens - tokens / 8, (tokens - 1) / chunk * chunk)) {
     for (const LayerShape& layer : layers) {
-      worth_.emplace_back(
-          layer.window == 0 ? layer.kv_heads : 0, std::vector<float>(rows));
+      heads_.emplace_back(
+          layer.window == 0 ? layer.kv_heads : 0,
+          Head{std::vector<float>(rows_), std::vector<float>(rows_)});
+    }
+    queries_.resize(rows_);
+  }
+
+  // Rows that are judged; those behind them are not.
+  [[nodiscard]] std::size_t rows() const { return rows_; }
+
+  // Attention of the first reading to rows before its micro-batch of `tokens`.
+  void add_later(
+      std::size_t layer,
+      const AttentionStatistics& seen,
+      std::size_t before,
+      std::size_t tokens) {
+    const std::size_t rows = std::min(before, rows_);
+    for (std::size_t h = 0; h < heads_[layer].size(); ++h) {
+      for (std::size_t r = 0; r < rows; ++r)
+        heads_[layer][h].later[r] += seen.rows[h][r];
+    }
+    if (layer != 0) return;
+    for (std::size_t r = 0; r < rows; ++r)
+      queries_[r] += static_cast<float>(tokens);
+  }
+
+  // Attention of the second reading.
+  void add_again(std::size_t layer, const AttentionStatistics& seen) {
+    for (std::size_t h = 0; h < heads_[layer].size(); ++h) {
+      std::vector<float>& again = heads_[layer][h].again;
+      for (std::size_t r = 0; r < rows_; ++r)
+        again[r] = std::max(again[r], seen.rows[h][r]);
     }
   }
 
-  void add(std::size_t layer, const AttentionStatistics& seen) {
-    for (std::size_t h = 0; h < worth_[layer].size(); ++h) {
-      for (std::size_t r = 0; r < rows_; ++r) {
-        worth_[layer][h][r] = std::max(worth_[layer][h][r], seen.rows[h][r]);
-      }
-    }
-  }
-
-  void teach(const SequenceCache& cache, KeyRegression& regression) {
-    std::vector<float> keys;
-    for (std::size_t l = 0; l < worth_.size(); ++l) {
-      for (std::size_t h = 0; h < worth_[l].size(); ++h) {
-        const RowsView rows = cache.rows(l);
-        const std::size_t dim = rows.shape().key_dim;
-        keys.resize(rows.rows(h) * dim);
-        read_keys(rows, h, keys);
-        for (float& worth : worth_[l][h])
-          worth = std::log(worth + kLeastAttention);
-        regression.add(
-            l,
-            h,
-            std::span(keys).subspan(kSinkRows * dim, (rows_ - kSinkRows) * dim),
-            std::span(worth_[l][h]).subspan(kSinkRows));
+  void teach(const SequenceCache& cache, KeyRegression& regression) const {
+    std::vector<float> all;
+    for (std::size_t l = 0; l < heads_.size(); ++l) {
+      for (std::size_t h = 0; h < heads_[l].size(); ++h) {
+        const RowsView view = cache.rows(l);
+        const std::size_t dim = view.shape().key_dim;
+        all.resize(view.rows(h) * dim);
+        read_keys(view, h, all);
+        const auto keys =
+            std::span(all).subspan(kSinkRows * dim, (rows_ - kSinkRows) * dim);
+        std::vector<float> worth = unlikeness(keys, dim);
+        const Head& head = heads_[l][h];
+        for (std::size_t i = 0; i < worth.size(); ++i) {
+          const std::size_t r = kSinkRows + i;
+          const float later = head.later[r] / queries_[r];
+          worth[i] = std::log(head.again[r] + kLeastAttention) +
+                     kLaterShare * std::log(later + kLeastAttention) +
+                     kUnlikeShare * worth[i];
+        }
+        regression.add(l, h, keys, worth);
       }
     }
   }
 
  private:
+  struct Head {
+    std::vector<float> later;  // the sum
+    std::vector<float> again;  // the largest
+  };
+
   std::size_t rows_;
-  std::vector<std::vector<std::vector<float>>> worth_;  // [layer][head][row]
+  std::vector<std::vector<Head>> heads_;  // [layer][head]
+  std::vector<float> queries_;            // behind each row
 };
 
 }  // namespace
@@ -165,7 +233,11 @@ FilterBank calibrate_reconstruction(
     FilterMetadata metadata,
     const std::function<void(std::size_t done)>& progress) {
   check_passage(options, tokens);
-  Engine engine(std::move(model), session_of(options));
+  // Rows learn from later micro-batches, so there must be some.
+  SessionOptions session = session_of(options);
+  session.chunk =
+      std::min(session.chunk, std::min(tokens.size(), options.context) / 8);
+  Engine engine(std::move(model), session);
   const Model& source = engine.model();
   const std::vector<LayerShape> shapes = source.layer_shapes();
   std::vector<KeyShape> keys;
@@ -186,13 +258,23 @@ FilterBank calibrate_reconstruction(
         tokens.subspan(begin, std::min(options.context, tokens.size() - begin));
     // The rest of a text may be too short to learn from.
     if (passage.size() < kLeastPassage) continue;
+    Worth worth(shapes, passage.size(), engine.chunk());
+    if (worth.rows() <= kSinkRows) continue;
+    const std::size_t end = passage.size();
+    engine.on_statistics(
+        AttentionStatistics::Kind::kSum,
+        0,
+        [&](std::size_t layer, const AttentionStatistics& seen) {
+          const std::size_t before = cache.offset();
+          worth.add_later(
+              layer, seen, before, std::min(engine.chunk(), end - before));
+        });
     feed(passage, begin);
-    Worth worth(shapes, passage.size());
     engine.on_statistics(
         AttentionStatistics::Kind::kMax,
         0,
         [&](std::size_t layer, const AttentionStatistics& seen) {
-          worth.add(layer, seen);
+          worth.add_again(layer, seen);
         });
     feed(cue, begin + passage.size() / 2);
     feed(passage, begin + passage.size() / 2);

@@ -130,8 +130,9 @@ TEST_F(CalibrateTest, LearnsFromASecondReading) {
   EXPECT_TRUE(some_global);
   EXPECT_EQ(filters.metadata().query_site, "reconstruction");
   EXPECT_EQ(filters.metadata().model_id, model_->name());
-  // Passages of 100, 100 and 50: the last is too short, sinks do not count.
-  EXPECT_EQ(filters.metadata().n_samples, 2U * (100 - 8));
+  // Passages of 100, 100 and 50: the last is too short, sinks do not count,
+  // nor does an eighth at the end.
+  EXPECT_EQ(filters.metadata().n_samples, 2U * (100 - 12 - 8));
   EXPECT_EQ(kind_of(filters.metadata()), FilterKind::kAuto);
   EXPECT_EQ(kind_of(run(32, 100).metadata()), FilterKind::kQFilters);
   EXPECT_NO_THROW(check_filters(filters, *model_));
