@@ -54,10 +54,14 @@ struct Step {
 
 // What the runs are of
 
-std::string file_fingerprint(const std::string& path) {
+/// Of a file and of what it names.
+std::string file_fingerprint(
+    const std::string& path, const std::vector<std::string>& named = {}) {
   std::ifstream file(path, std::ios::binary);
   Fingerprint print;
   print.add(std::string(std::istreambuf_iterator<char>(file), {}));
+  for (const std::string& each : named)
+    print.add(each);
   return print.hex();
 }
 
@@ -67,10 +71,13 @@ Names options_of(const Names& command, const TaskArguments& arguments) {
   for (auto word = command.begin() + 2; word != command.end(); ++word) {
     const std::string name = word->substr(0, word->find('='));
     if (name == "--model" || name == "--filters") continue;
-    if (name == "--text" || name == "--file") {
-      const std::string& path =
-          name == "--text" ? arguments.text : arguments.question_file;
-      options.push_back(fmt::format("{}={}", name, file_fingerprint(path)));
+    if (name == "--text") {
+      options.push_back("--text=" + file_fingerprint(arguments.text));
+    } else if (name == "--file") {
+      options.push_back(
+          "--file=" +
+          file_fingerprint(
+              arguments.question_file, arguments.question_set.contexts));
     } else {
       options.push_back(*word);
     }
@@ -92,6 +99,7 @@ const Task& find_task(const Tasks& tasks, const std::string& name) {
 std::vector<SweepTask> check_tasks(
     const CLI::App& command, const SweepArguments& sweep, const Tasks& tasks) {
   std::vector<SweepTask> checked;
+  static_cast<void>(make_specs(sweep.shared.run));  // names as they were given
   for (const std::string& name : sweep.tasks) {
     const Task& task = find_task(tasks, name);
     const bool again =
@@ -352,22 +360,26 @@ void run_sweep(
     const CLI::App& command, SweepArguments& sweep, const Tasks& tasks) {
   std::vector<SweepTask> checked = check_tasks(command, sweep, tasks);
   eval::check_directory(sweep.out);
+  std::filesystem::create_directories(sweep.out);
+  const FolderLock lock(sweep.out);
   SweepFile file(sweep.out);
   file.set_settings(settings_of(command, sweep, checked.front()));
   std::vector<SweepRun> all;
+  std::vector<std::string> inputs = sweep.shared.run.filters;
+  inputs.insert(inputs.end(), {sweep.shared.run.model, sweep.shared.text});
   for (SweepTask& task : checked) {
+    inputs.push_back(task.arguments.question_file);
     file.set_task(task.task->name, task.options);
     task.model.reset();
     for (const SweepRun& run : runs_of(task)) {
       all.push_back(run);
     }
   }
-  std::filesystem::create_directories(sweep.out);
   check_outputs(
       {file.json_path().string(),
        file.report_path().string(),
        sweep.shared.run.common.json},
-      {sweep.shared.run.model, sweep.shared.text});
+      inputs);
   const std::vector<Step> steps = steps_of(checked, file);
   file.plan(all);
   file.save();
@@ -432,7 +444,8 @@ void add_report_command(CLI::App& eval, Action& action) {
       const SweepFile file(*folder);
       if (file.json().at("tasks").empty()) {
         throw Error(
-            ErrorKind::kFile, "report: no " + file.json_path().string());
+            ErrorKind::kFile,
+            "report: no runs in " + file.json_path().string());
       }
       file.save();
       fmt::print("report: {}\n", file.report_path().string());

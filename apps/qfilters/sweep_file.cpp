@@ -1,9 +1,15 @@
 #include "sweep_file.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
+#include <system_error>
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "qfilters/atomic_file.h"
 #include "qfilters/error.h"
@@ -46,6 +52,15 @@ std::string difference(const Json& of, const Json& without) {
   return text.empty() ? "the default" : text;
 }
 
+bool is_run(const Json& json) {
+  const auto has_object = [&](const char* key) {
+    return json.contains(key) && json[key].is_object();
+  };
+  return json.is_object() && json.contains("policy") &&
+         json["policy"].is_string() && has_object("kv_bytes") &&
+         has_object("seconds");
+}
+
 bool is_sweep(const Json& json) {
   if (!json.is_object() || !json.contains("settings")) return false;
   if (!json["settings"].is_object() || !json.contains("tasks")) return false;
@@ -54,6 +69,8 @@ bool is_sweep(const Json& json) {
          std::all_of(tasks.begin(), tasks.end(), [](const Json& task) {
            return task.is_object() && task.contains("options") &&
                   task.contains("runs") && task["runs"].is_array() &&
+                  std::all_of(
+                      task["runs"].begin(), task["runs"].end(), is_run) &&
                   task.contains("failures") && task["failures"].is_array();
          });
 }
@@ -72,16 +89,38 @@ bool is_of(const Json& json, const SweepRun& run) {
 
 }  // namespace
 
+FolderLock::FolderLock(const std::filesystem::path& folder)
+    : descriptor_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (error == EWOULDBLOCK) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "sweep: another one is at work in " + folder.string());
+  }
+  throw Error(
+      ErrorKind::kFile,
+      "sweep: cannot lock " + folder.string() + ": " + std::strerror(error));
+}
+
+FolderLock::~FolderLock() {
+  ::close(descriptor_);
+}
+
 SweepFile::SweepFile(const std::filesystem::path& folder) : folder_(folder) {
   json_ = {{"settings", Json::object()}, {"tasks", Json::object()}};
-  std::ifstream file(json_path());
-  if (!file) return;
-  json_ = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!is_sweep(json_)) {
-    throw Error(
-        ErrorKind::kFile,
-        "sweep: " + json_path().string() + " is not what a sweep wrote");
+  std::error_code ignored;
+  if (!std::filesystem::exists(json_path(), ignored)) return;
+  // A pipe would be waited for.
+  if (std::filesystem::is_regular_file(json_path(), ignored)) {
+    std::ifstream file(json_path());
+    json_ = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+    if (is_sweep(json_)) return;
   }
+  throw Error(
+      ErrorKind::kFile,
+      "sweep: " + json_path().string() + " is not what a sweep wrote");
 }
 
 void SweepFile::set_settings(const Json& settings) {

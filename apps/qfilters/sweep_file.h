@@ -18,6 +18,20 @@ struct SweepRun {
   friend bool operator==(const SweepRun&, const SweepRun&) = default;
 };
 
+/// Keeps other sweeps out of an existing folder until it ends or its process
+/// does. Throws Error kInvalidArgument while another has it, kFile when the
+/// folder cannot be opened.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::filesystem::path& folder);
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock();
+
+ private:
+  int descriptor_;
+};
+
 /// The folder of a sweep: sweep.json with all that was run so far, and
 /// report.html made from it. Both are replaced at once after every run, so that
 /// whatever ends a sweep leaves both whole.

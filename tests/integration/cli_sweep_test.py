@@ -220,10 +220,57 @@ class SweepTest(CliTest):
                 self.assertIn(part, lines[0])
             self.assertFalse(self.out.exists(), words)
 
+    def test_refuses_to_share_its_folder_or_replace_its_inputs(self):
+        process = self.start_sweep(
+            "--tasks perplexity --policy full,streaming,knorm --budget 64"
+        )
+        self.wait_for_runs(1)
+        words = "--tasks perplexity --policy random --budget 64"
+        done = run("", *self.words(words))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("another one is at work", done.stderr.decode())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT)
+        filters = self.folder / "filters.npz"
+        filters.write_bytes(pathlib.Path(cli_case.filters()).read_bytes())
+        before = filters.read_bytes()
+        words = f"--tasks perplexity --policy qfilters --filters {filters} "
+        done = run("", *self.words(words + f"--json {filters}"))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(filters.read_bytes(), before)
+
+    def test_compares_the_contexts_of_questions(self):
+        context = self.folder / "context.txt"
+        context.write_text("The gate of the garden is green. " * 30)
+        questions = self.folder / "q.jsonl"
+        questions.write_text(
+            json.dumps(
+                {
+                    "context_file": "context.txt",
+                    "question": "Which colour is the gate?",
+                    "answers": ["green"],
+                }
+            )
+        )
+        words = f"--tasks questions --file {questions} --generate 2 "
+        words += "--policy streaming --budget 64"
+        self.sweep(words)
+        context.write_text("The gate of the garden is blue. " * 30)
+        done = run("", *self.words(words))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("--file", done.stderr.decode())
+
     def test_refuses_a_folder_without_a_sweep(self):
         self.check_refusal("eval report", self.folder, says=["sweep.json"])
         self.out.mkdir()
         (self.out / "sweep.json").write_text("[1]")
+        self.check_refusal("eval report", self.out, says=["not what a sweep"])
+        task = {"options": [], "runs": [5], "failures": []}
+        sweep = {"settings": {}, "tasks": {"perplexity": task}}
+        (self.out / "sweep.json").write_text(json.dumps(sweep))
+        self.check_refusal("eval report", self.out, says=["not what a sweep"])
+        (self.out / "sweep.json").unlink()
+        (self.out / "sweep.json").mkdir()
         self.check_refusal("eval report", self.out, says=["not what a sweep"])
 
 
