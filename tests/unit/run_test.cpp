@@ -45,7 +45,8 @@ TEST(RunTest, KnowsThePoliciesInDocumentedOrder) {
           "snapkv",
           "pyramidkv",
           "squeeze",
-          "chunkkv"));
+          "chunkkv",
+          "reconstruct"));
 }
 
 TEST(RunTest, HasNoLimitsWhereEveryRowStays) {
