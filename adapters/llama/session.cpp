@@ -44,24 +44,10 @@ class EngineSession final : public Session {
   }
 
   [[nodiscard]] SessionStats stats() const override {
-    const SequenceStats cache = cache_->stats();
-    SessionStats stats;
-    stats.tokens = cache.tokens;
+    SessionStats stats = stats_of(*cache_);
     stats.attention_seconds = engine_.attention_seconds();
     stats.eviction_seconds = engine_.eviction_seconds();
-    stats.kv_bytes_peak = cache.kv_bytes_peak + engine_.native_kv_bytes();
-    stats.kv_bytes_full = cache.kv_bytes_full;
-    stats.rows_mean = cache.rows_mean;
-    stats.rows_min = cache.rows_min;
-    stats.rows_max = cache.rows_max;
-    stats.evictions = cache.evictions;
-    for (std::size_t layer = 0; layer < cache_->layers(); ++layer) {
-      const KVStore& store = cache_->store(layer);
-      std::vector<std::size_t>& heads = stats.rows_by_head.emplace_back();
-      for (std::size_t head = 0; head < store.shape().groups(); ++head) {
-        heads.push_back(store.rows(head));
-      }
-    }
+    stats.kv_bytes_peak += engine_.native_kv_bytes();
     return stats;
   }
 
@@ -112,6 +98,26 @@ Snapshot with_tokens(
 }
 
 }  // namespace
+
+SessionStats stats_of(const SequenceCache& cache) {
+  const SequenceStats from = cache.stats();
+  SessionStats stats;
+  stats.tokens = from.tokens;
+  stats.kv_bytes_peak = from.kv_bytes_peak;
+  stats.kv_bytes_full = from.kv_bytes_full;
+  stats.rows_mean = from.rows_mean;
+  stats.rows_min = from.rows_min;
+  stats.rows_max = from.rows_max;
+  stats.evictions = from.evictions;
+  for (std::size_t layer = 0; layer < cache.layers(); ++layer) {
+    const KVStore& store = cache.store(layer);
+    std::vector<std::size_t>& heads = stats.rows_by_head.emplace_back();
+    for (std::size_t head = 0; head < store.shape().groups(); ++head) {
+      heads.push_back(store.rows(head));
+    }
+  }
+  return stats;
+}
 
 void Session::step(std::span<const Token> tokens, Logits logits) {
   const std::size_t before = tokens_.size();

@@ -35,6 +35,9 @@ struct SessionStats {
   std::uint64_t evictions = 0;
 };
 
+/// What a cache alone knows of them: no seconds, its own bytes. O(heads).
+[[nodiscard]] SessionStats stats_of(const SequenceCache& cache);
+
 /// A model at work on one sequence, whatever holds its KV cache. The evaluation
 /// and the command line know policies only through this interface.
 class Session {

@@ -80,19 +80,6 @@ void check_runs(const TaskArguments& arguments, const TaskInputs& inputs) {
   static_cast<void>(make_entrants(inputs, arguments.fidelity.tokens));
 }
 
-llama::SessionStats stats_of(const SequenceCache& cache) {
-  const SequenceStats from = cache.stats();
-  llama::SessionStats stats;
-  stats.tokens = from.tokens;
-  stats.kv_bytes_peak = from.kv_bytes_peak;
-  stats.kv_bytes_full = from.kv_bytes_full;
-  stats.rows_mean = from.rows_mean;
-  stats.rows_min = from.rows_min;
-  stats.rows_max = from.rows_max;
-  stats.evictions = from.evictions;
-  return stats;
-}
-
 Json to_json(const eval::FidelityResult& result) {
   Json correlation = Json::array();
   for (const auto& layer : result.rank_correlation) {
@@ -123,7 +110,7 @@ Json run_entrant(
                 : replay.streaming(policy, spec.chunk, format);
   });
   const double seconds = record.stats.eviction_seconds;
-  record.stats = stats_of(*cache);
+  record.stats = llama::stats_of(*cache);
   record.stats.eviction_seconds = seconds;
   if (eval::is_one_shot(spec)) {
     record.kv_bytes_compressed = cache->stats().kv_bytes;
