@@ -45,6 +45,12 @@ std::size_t block_of(const RunSpec& spec) {
   return spec.block.value_or(info == nullptr ? 1 : info->block);
 }
 
+std::string_view merge_of(const RunSpec& spec) {
+  if (spec.merge) return *spec.merge;
+  const policies::PolicyInfo* const info = policies::find(spec.policy);
+  return info == nullptr ? "none" : info->merger;
+}
+
 BudgetRule rule_of(const RunSpec& spec) {
   if (!spec.rule) {
     const policies::PolicyInfo* const info = policies::find(spec.policy);
@@ -113,6 +119,7 @@ void check_spec(const RunSpec& spec) {
     refuse("cache type: llama.cpp's q8_0 cache needs flash attention on");
   }
   static_cast<void>(rule_of(spec));
+  static_cast<void>(policies::make_merger(merge_of(spec), spec.seed));
   if (!is_size(block_of(spec)) || !(spec.floor >= 0 && spec.floor <= 1)) {
     refuse(
         "block: " + std::to_string(block_of(spec)) +
@@ -217,6 +224,7 @@ Policy make_policy(
     rows.rule = rule_of(spec);
     rows.floor = spec.floor;
     rows.block = block_of(spec);
+    rows.merger = policies::make_merger(merge_of(spec), spec.seed);
   }
   return policies::make(spec.policy, rows, std::move(filters), layers);
 }
@@ -300,6 +308,7 @@ Json to_json(const RunRecord& record) {
     json["rule"] = to_string(rule_of(record.spec));
     json["floor"] = record.spec.floor;
     json["block"] = block_of(record.spec);
+    json["merge"] = merge_of(record.spec);
   }
   json["protocol"] = record.spec.protocol;
   json["chunk"] = record.spec.chunk;

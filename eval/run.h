@@ -39,9 +39,10 @@ struct RunSpec {
   std::optional<std::string> rule;
   double floor = 0.2;                ///< see PolicyOptions
   std::optional<std::size_t> block;  ///< by default the policy's own
+  std::optional<std::string> merge;  ///< none or cam; likewise
   std::size_t chunk = 256;
   int threads = 1;
-  std::uint64_t seed = 0;                ///< of the policy `random`
+  std::uint64_t seed = 0;                ///< of `random` and of merging
   std::string protocol = "streaming";    ///< or one-shot: see is_one_shot()
   std::string cache_type = "f16";        ///< or int8; not policy `llama`
   bool llama_flash_attention = false;    ///< policy `llama` only
@@ -70,7 +71,7 @@ struct Limits {
 [[nodiscard]] bool is_one_shot(const RunSpec& spec) noexcept;
 
 /// Checks what can be checked without a model: policy name, chunk, threads,
-/// cache type and protocol. Throws Error kInvalidArgument.
+/// rule, merger, cache type and protocol. Throws Error kInvalidArgument.
 void check_spec(const RunSpec& spec);
 
 /// The limits of a run over `tokens` tokens; none when the policy keeps every

@@ -1,5 +1,6 @@
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "policies/attention_scorer.h"
 #include "policies/scorers.h"
@@ -10,7 +11,8 @@ namespace {
 
 class H2oScorer final : public AttentionScorer {
  public:
-  H2oScorer() : AttentionScorer("h2o", {AttentionStatistics::Kind::kSum, 0}) {}
+  explicit H2oScorer(std::string_view name)
+      : AttentionScorer(name, {AttentionStatistics::Kind::kSum, 0}) {}
 
   void observe(const ObserveInput& in, std::span<float> scores) const override {
     const auto& attention = in.attention[in.group()];
@@ -21,8 +23,8 @@ class H2oScorer final : public AttentionScorer {
 
 }  // namespace
 
-std::shared_ptr<const Scorer> make_h2o_scorer() {
-  return std::make_shared<H2oScorer>();
+std::shared_ptr<const Scorer> make_h2o_scorer(std::string_view name) {
+  return std::make_shared<H2oScorer>(name);
 }
 
 }  // namespace qfilters::policies

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kWindow = SnapOptions{}.window;
 
-constexpr std::array<PolicyInfo, 16> kPolicies = {{
+constexpr std::array<PolicyInfo, 17> kPolicies = {{
     {"full", "every row stays"},
     {"auto",
      "ours, after arXiv:2505.23416 and arXiv:2601.07891",
@@ -33,6 +33,15 @@ constexpr std::array<PolicyInfo, 16> kPolicies = {{
     {"qfilters-keysvd", "arXiv:2503.02812, keys instead of queries"},
     {"expected", "arXiv:2510.00636", /*needs_filters=*/true, 0},
     {"h2o", "arXiv:2306.14048"},
+    {"cam",
+     "PMLR 235:58840, on arXiv:2306.14048",
+     false,
+     0.5,
+     0,
+     1,
+     BudgetRule::kUniform,
+     false,
+     "cam"},
     {"tova", "arXiv:2401.06104", false, 0},
     {"snapkv", "arXiv:2404.14469", false, 0, kWindow},
     {"pyramidkv",
@@ -102,6 +111,37 @@ Policy make_squeeze(
   return Policy::custom(make_streaming_scorer("squeeze"), options);
 }
 
+Policy make_unmerged(
+    std::string_view name,
+    const PolicyOptions& options,
+    std::shared_ptr<const FilterBank> filters,
+    std::span<const LayerShape> layers) {
+  if (name == "keydiff") return Policy::custom(make_keydiff_scorer(), options);
+  if (name == "qfilters-keysvd") {
+    return Policy::custom(make_keysvd_scorer(options.sign), options);
+  }
+  if (name == "expected") {
+    return Policy::custom(
+        make_expected_scorer(
+            std::move(filters), {.sinks = options.protection.sinks}),
+        options);
+  }
+  if (name == "h2o") return Policy::custom(make_h2o_scorer(), options);
+  if (name == "cam") return Policy::custom(make_h2o_scorer("cam"), options);
+  if (name == "tova") return Policy::custom(make_tova_scorer(), options);
+  if (name == "snapkv") return Policy::custom(make_snapkv_scorer(), options);
+  if (name == "reconstruct")
+    return Policy::custom(make_reconstruct_scorer(), options);
+  if (name == "pyramidkv") return make_pyramid(options, layers);
+  if (name == "squeeze") return make_squeeze(options, filters.get(), layers);
+  if (name == "chunkkv") {
+    // The chunks take the place of the kernel.
+    return Policy::custom(
+        make_snapkv_scorer("chunkkv", {.kernel = 1}), options);
+  }
+  return Policy::make(name, options, std::move(filters));
+}
+
 }  // namespace
 
 std::span<const PolicyInfo> all() noexcept {
@@ -129,29 +169,28 @@ Policy make(
         ErrorKind::kInvalidArgument,
         "policy: unknown name '" + std::string(name) + "'; known: " + known);
   }
-  if (name == "keydiff") return Policy::custom(make_keydiff_scorer(), options);
-  if (name == "qfilters-keysvd") {
-    return Policy::custom(make_keysvd_scorer(options.sign), options);
-  }
-  if (name == "expected") {
-    return Policy::custom(
-        make_expected_scorer(
-            std::move(filters), {.sinks = options.protection.sinks}),
-        options);
-  }
-  if (name == "h2o") return Policy::custom(make_h2o_scorer(), options);
-  if (name == "tova") return Policy::custom(make_tova_scorer(), options);
-  if (name == "snapkv") return Policy::custom(make_snapkv_scorer(), options);
-  if (name == "reconstruct")
-    return Policy::custom(make_reconstruct_scorer(), options);
-  if (name == "pyramidkv") return make_pyramid(options, layers);
-  if (name == "squeeze") return make_squeeze(options, filters.get(), layers);
-  if (name == "chunkkv") {
-    // The chunks take the place of the kernel.
-    return Policy::custom(
-        make_snapkv_scorer("chunkkv", {.kernel = 1}), options);
-  }
-  return Policy::make(name, options, std::move(filters));
+  PolicyOptions unmerged = options;
+  unmerged.merger = nullptr;
+  const Policy policy =
+      make_unmerged(name, unmerged, std::move(filters), layers);
+  if (options.merger == nullptr || !policy.bounded()) return policy;
+  PolicyOptions merged = policy.options();
+  merged.merger = options.merger;
+  const bool attends = policy.scorer()->attention().has_value();
+  return Policy::custom(
+      attends || !options.merger->attention()
+          ? policy.scorer()
+          : make_attended_scorer(policy.scorer()),
+      merged);
+}
+
+std::shared_ptr<const Merger> make_merger(
+    std::string_view name, std::uint64_t seed) {
+  if (name == "none") return nullptr;
+  if (name == "cam") return make_cam_merger({.seed = seed});
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      "merge: '" + std::string(name) + "' is not one of none, cam");
 }
 
 std::vector<std::size_t> pyramid_budgets(

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "qfilters/filter_bank.h"
+#include "qfilters/merging.h"
 #include "qfilters/policy.h"
 #include "qfilters/sequence_cache.h"
 
@@ -22,7 +24,8 @@ struct PolicyInfo {
   std::size_t recent_rows = 0;  ///< or so many of them
   std::size_t block = 1;        ///< PolicyOptions::block
   BudgetRule rule = BudgetRule::kUniform;  ///< PolicyOptions::rule
-  bool needs_layers = false;  ///< make() must know the model's layers
+  bool needs_layers = false;         ///< make() must know the model's layers
+  std::string_view merger = "none";  ///< see make_merger()
 };
 
 /// All of them, in the order they are documented; the library's own first.
@@ -32,14 +35,21 @@ struct PolicyInfo {
 [[nodiscard]] const PolicyInfo* find(std::string_view name) noexcept;
 
 /// By name, with `options` as they are, but that pyramidkv and squeeze spread
-/// the budget over `layers`. Throws Error kInvalidArgument as Policy::make(),
-/// and for these two without layers or with budgets given; kMismatch for
-/// filters of another kind or number of layers than squeeze needs.
+/// the budget over `layers`; with a merger of attention, a scorer that looks at
+/// none becomes make_attended_scorer(). Throws Error kInvalidArgument as
+/// Policy::make(), and for these two without layers or with budgets given;
+/// kMismatch for filters of another kind or number of layers than squeeze
+/// needs.
 [[nodiscard]] Policy make(
     std::string_view name,
     const PolicyOptions& options,
     std::shared_ptr<const FilterBank> filters = nullptr,
     std::span<const LayerShape> layers = {});
+
+/// What PolicyOptions::merger can be, by name: "none" (null) or "cam". Throws
+/// Error kInvalidArgument for another.
+[[nodiscard]] std::shared_ptr<const Merger> make_merger(
+    std::string_view name, std::uint64_t seed);
 
 /// Budgets of layers as PyramidKV (arXiv:2406.02069) has them: what exceeds
 /// sinks + recent falls evenly from the first global layer to the last, which

@@ -19,8 +19,16 @@ namespace qfilters::policies {
 /// sign is +1 or -1.
 [[nodiscard]] std::shared_ptr<const Scorer> make_keysvd_scorer(int sign = 1);
 
-/// H2O (arXiv:2306.14048): all attention a row ever got, added up.
-[[nodiscard]] std::shared_ptr<const Scorer> make_h2o_scorer();
+/// H2O (arXiv:2306.14048): all attention a row ever got, added up. `name` is
+/// the scorer's: a literal.
+[[nodiscard]] std::shared_ptr<const Scorer> make_h2o_scorer(
+    std::string_view name = "h2o");
+
+/// Rows are chosen as by `base`, which looks at no attention; what travels with
+/// them is all attention they ever got, for a merger. `base` scores all rows
+/// anew whenever rows are chosen: O(rows * dim) and what it takes.
+[[nodiscard]] std::shared_ptr<const Scorer> make_attended_scorer(
+    std::shared_ptr<const Scorer> base);
 
 /// TOVA (arXiv:2401.06104): the attention of the last query, the same for all
 /// heads of a layer.

@@ -138,11 +138,17 @@ void add_run_options(
           options.block,
           "Neighbouring rows chosen together [1; 10 for chunkkv]")
       ->check(whole_number());
+  command.add_option(
+      "--merge",
+      options.merge,
+      "What becomes of the values of rows that go: none, or cam (each is added "
+      "to rows behind it, with chances by attention) [cam: cam; else none]");
   add_count(
       command,
       "--seed",
       options.seed,
-      "Seed of sampling, of policy random and of what `eval ruler` makes");
+      "Seed of sampling, of policy random, of --merge and of what `eval ruler` "
+      "makes");
   command
       .add_option(
           "--cache-type",
@@ -173,6 +179,7 @@ std::vector<eval::RunSpec> make_specs(const RunOptions& options) {
   base.rule = options.rule;
   base.floor = options.floor;
   base.block = options.block;
+  base.merge = options.merge;
   base.chunk = options.chunk;
   base.threads = options.common.threads;
   base.seed = options.seed;

@@ -31,6 +31,7 @@ struct RunOptions {
   std::optional<std::string> rule;
   double floor = 0.2;
   std::optional<std::size_t> block;
+  std::optional<std::string> merge;
   std::size_t chunk = 256;
   std::uint64_t seed = 0;
   int gpu_layers = 0;

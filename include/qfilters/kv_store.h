@@ -132,6 +132,11 @@ class KVStore {
       std::int32_t position,
       float score) noexcept;
 
+  /// Gives stored row `row` another value; key, position and score stay.
+  /// O(value_dim).
+  void overwrite_value(
+      std::size_t group, std::size_t row, const std::uint16_t* value) noexcept;
+
   /// One row as save_row() gave it; needs reserve(). O(dim).
   void append_saved_row(
       std::size_t group,

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "qfilters/merging.h"
 #include "qfilters/scoring.h"
 #include "qfilters/selection.h"
 
@@ -45,9 +46,12 @@ struct PolicyOptions {
   /// the model (windowed ones too, which ignore it); empty: all keep `budget`.
   /// Not for kShared, where layers have no budget of their own.
   std::vector<std::size_t> layer_budgets;
+  /// What becomes of the values of rows that go; null: nothing.
+  std::shared_ptr<const Merger> merger;
 };
 
-/// An immutable value: a scorer, a budget and what is protected.
+/// An immutable value: a scorer, a budget, what is protected and, where there
+/// is one, a merger.
 class Policy {
  public:
   /// Keeps every row.
@@ -57,7 +61,8 @@ class Policy {
   /// need `filters`, each its own kind (see scoring.h). Throws Error
   /// kInvalidArgument for an unknown name, for sinks + recent >= a budget, a
   /// block of 0 or beyond kMostSize, a floor outside 0..1, budgets of layers
-  /// under kShared, or when filters are missing.
+  /// under kShared, a merger of attention with a scorer that does not look at
+  /// any, or when filters are missing.
   static Policy make(
       std::string_view name,
       const PolicyOptions& options,
@@ -74,7 +79,10 @@ class Policy {
 
   [[nodiscard]] bool bounded() const noexcept { return scorer_ != nullptr; }
 
-  [[nodiscard]] const Scorer* scorer() const noexcept { return scorer_.get(); }
+  /// Null for a policy that keeps every row.
+  [[nodiscard]] const std::shared_ptr<const Scorer>& scorer() const noexcept {
+    return scorer_;
+  }
 
   [[nodiscard]] const PolicyOptions& options() const noexcept {
     return options_;

@@ -14,6 +14,7 @@
 #include "qfilters/kv_cache.h"
 #include "qfilters/kv_store.h"
 #include "qfilters/limits.h"
+#include "qfilters/merging.h"
 #include "qfilters/policy.h"
 #include "qfilters/query_statistics.h"
 #include "qfilters/row_pool.h"

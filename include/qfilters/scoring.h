@@ -92,6 +92,10 @@ struct RescoreInput {
   std::size_t batch = 0;
   std::size_t kv_head = 0;
   const RowsView& rows;
+
+  [[nodiscard]] std::size_t group() const noexcept {
+    return batch * rows.shape().kv_heads + kv_head;
+  }
 };
 
 /// Which AttentionStatistics of a micro-batch a scorer looks at.
@@ -171,6 +175,12 @@ class Scorer {
   /// they had.
   virtual void rescore(const RescoreInput& in, std::span<float> scores) const;
 };
+
+/// What `scorer` gives all rows of a head, stored and new ones, as if they
+/// entered now, int8 ones as they read back. Throws Error kShape unless `out`
+/// has one score a row. O(rows * key_dim), and what the scorer takes.
+void score_rows(
+    const Scorer& scorer, const RescoreInput& in, std::span<float> out);
 
 /// Q-Filters (arXiv:2503.02812): sign * key . filter[layer][head].
 /// Throws Error kInvalidArgument unless sign is +1 or -1.

@@ -217,8 +217,6 @@ class SequenceCache {
   void check_policy(const Policy& policy) const;
   void check_observation(
       std::size_t layer, const AttentionStatistics& statistics) const;
-  [[nodiscard]] std::vector<float> score_stored(
-      const Scorer& scorer, std::size_t layer, std::size_t group) const;
   void share_budget();
   void plan_group(GroupPlan& plan) const;
   void plan_window(GroupPlan& plan) const;
@@ -226,6 +224,7 @@ class SequenceCache {
   [[nodiscard]] bool replaces(const GroupPlan& plan) const;
   void gather_scores(GroupPlan& plan) const;
   void choose_rows(const Sharing& sharing);
+  void plan_merges(GroupPlan& plan) const;
   void split_choice(GroupPlan& plan) const;
   void plan_commit(Eviction eviction);
   void check_complete() const;
@@ -233,6 +232,7 @@ class SequenceCache {
   void keep_observed() noexcept;
   void reserve_groups();
   void apply_plan(const GroupPlan& plan) noexcept;
+  void apply_merges(const GroupPlan& plan) noexcept;
   void replace_row(const GroupPlan& plan) noexcept;
 
   Policy policy_;

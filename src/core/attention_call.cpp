@@ -1,5 +1,7 @@
 #include "core/attention_call.h"
 
+#include "core/half.h"
+
 namespace qfilters {
 
 std::size_t AttentionCall::first_visible(
@@ -69,8 +71,7 @@ kernels::AttendTask GatheredQueries::over(
       shape.format == RowFormat::kInt8 ? call.rows.store().rows(group_) : 0,
       shape.key_dim,
       shape.value_dim,
-      shape.dtype == DType::kFloat16 ? kernels::Half::kFloat16
-                                     : kernels::Half::kBFloat16,
+      half_of(shape.dtype),
       call.options.soft_cap,
       count(),
       query_.data(),

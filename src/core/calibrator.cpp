@@ -124,9 +124,7 @@ std::vector<std::size_t> sampled_rows(std::size_t count, std::size_t samples) {
 
 float element(const TensorView& view, const void* row, std::size_t d) {
   if (view.dtype == DType::kFloat32) return static_cast<const float*>(row)[d];
-  const std::uint16_t half = static_cast<const std::uint16_t*>(row)[d];
-  return view.dtype == DType::kFloat16 ? from_float16(half)
-                                       : from_bfloat16(half);
+  return from_half(view.dtype, static_cast<const std::uint16_t*>(row)[d]);
 }
 
 }  // namespace

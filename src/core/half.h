@@ -3,6 +3,10 @@
 #include <bit>
 #include <cstdint>
 
+#include "qfilters/tensor_view.h"
+
+#include "kernels/types.h"
+
 namespace qfilters {
 
 /// float32 to float16, round to nearest even, subnormals included; too large
@@ -53,6 +57,20 @@ inline float from_float16(std::uint16_t value) noexcept {
   const std::uint32_t high =
       exponent == 0x1FU ? 0x7F800000U : (exponent + 112U) << 23;
   return std::bit_cast<float>(sign | high | (mantissa << 13));
+}
+
+/// `dtype` is one of the 16-bit types from here on.
+inline std::uint16_t to_half(DType dtype, float value) noexcept {
+  return dtype == DType::kFloat16 ? to_float16(value) : to_bfloat16(value);
+}
+
+inline float from_half(DType dtype, std::uint16_t value) noexcept {
+  return dtype == DType::kFloat16 ? from_float16(value) : from_bfloat16(value);
+}
+
+inline kernels::Half half_of(DType dtype) noexcept {
+  return dtype == DType::kFloat16 ? kernels::Half::kFloat16
+                                  : kernels::Half::kBFloat16;
 }
 
 }  // namespace qfilters

@@ -18,9 +18,7 @@ namespace {
 
 float read(const TensorView& view, const void* row, std::size_t d) noexcept {
   if (view.dtype == DType::kFloat32) return static_cast<const float*>(row)[d];
-  const std::uint16_t half = static_cast<const std::uint16_t*>(row)[d];
-  return view.dtype == DType::kFloat16 ? from_float16(half)
-                                       : from_bfloat16(half);
+  return from_half(view.dtype, static_cast<const std::uint16_t*>(row)[d]);
 }
 
 // A dense copy of `view` in the storage type.
@@ -37,9 +35,7 @@ void cast(
           continue;
         }
         for (std::size_t d = 0; d < view.dim; ++d) {
-          const float value = read(view, row, d);
-          to[d] =
-              dtype == DType::kFloat16 ? to_float16(value) : to_bfloat16(value);
+          to[d] = to_half(dtype, read(view, row, d));
         }
       }
     }
@@ -49,8 +45,7 @@ void cast(
 // One row of a view or of the store as float32.
 void widen(const std::uint16_t* row, DType dtype, std::size_t dim, float* out) {
   for (std::size_t d = 0; d < dim; ++d) {
-    out[d] =
-        dtype == DType::kFloat16 ? from_float16(row[d]) : from_bfloat16(row[d]);
+    out[d] = from_half(dtype, row[d]);
   }
 }
 

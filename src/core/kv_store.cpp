@@ -30,10 +30,6 @@ void grow(std::vector<T>& to, std::size_t size) {
   if (size > to.capacity()) to.reserve(std::max(size, 2 * to.capacity()));
 }
 
-std::uint16_t to_half(DType dtype, float value) noexcept {
-  return dtype == DType::kFloat16 ? to_float16(value) : to_bfloat16(value);
-}
-
 }  // namespace
 
 // Where an int8 row lies in its block.
@@ -171,24 +167,31 @@ void KVStore::overwrite_row(
     float score) noexcept {
   Group& g = groups_[group];
   if (shape_.format == RowFormat::kInt8) {
-    const auto type = shape_.dtype == DType::kFloat16
-                          ? kernels::Half::kFloat16
-                          : kernels::Half::kBFloat16;
     const Int8Slot slot = int8_slot(g, row);
-    *slot.key_scale =
-        kernels::quantize_row(key, shape_.key_dim, type, slot.key, kBlockRows);
-    *slot.value_scale =
-        kernels::quantize_row(value, shape_.value_dim, type, slot.value, 1);
+    *slot.key_scale = kernels::quantize_row(
+        key, shape_.key_dim, half_of(shape_.dtype), slot.key, kBlockRows);
   } else {
     std::uint16_t* slot = key_slot(g, row);
     for (std::size_t d = 0; d < shape_.key_dim; ++d) {
       slot[d * kBlockRows] = key[d];
     }
+  }
+  overwrite_value(group, row, value);
+  g.positions[row] = position;
+  g.scores[row] = score;
+}
+
+void KVStore::overwrite_value(
+    std::size_t group, std::size_t row, const std::uint16_t* value) noexcept {
+  const Group& g = groups_[group];
+  if (shape_.format == RowFormat::kInt8) {
+    const Int8Slot slot = int8_slot(g, row);
+    *slot.value_scale = kernels::quantize_row(
+        value, shape_.value_dim, half_of(shape_.dtype), slot.value, 1);
+  } else {
     std::memcpy(
         value_slot(g, row), value, shape_.value_dim * sizeof(std::uint16_t));
   }
-  g.positions[row] = position;
-  g.scores[row] = score;
 }
 
 void KVStore::append_saved_row(

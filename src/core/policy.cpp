@@ -88,6 +88,14 @@ Policy Policy::custom(
             " floor=" + std::to_string(options.floor) + ": a block of 1.." +
             std::to_string(kMostSize) + " rows and a floor in 0..1 are needed");
   }
+  const Merger* const merger = options.merger.get();
+  if (merger != nullptr && merger->attention() && !scorer->attention()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "policy: merger " + std::string(merger->name()) +
+            " weighs by attention, which " + std::string(scorer->name()) +
+            " does not look at");
+  }
   Policy policy;
   policy.name_ = scorer->name();
   policy.scorer_ = std::move(scorer);

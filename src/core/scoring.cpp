@@ -9,6 +9,8 @@
 #include "qfilters/error.h"
 #include "qfilters/key_regression.h"
 
+#include "core/half.h"
+#include "core/row_noise.h"
 #include "core/shape_text.h"
 #include "kernels/score_keys.h"
 #include "kernels/widen.h"
@@ -16,11 +18,6 @@
 namespace qfilters {
 
 namespace {
-
-kernels::Half half_of(DType dtype) noexcept {
-  return dtype == DType::kFloat16 ? kernels::Half::kFloat16
-                                  : kernels::Half::kBFloat16;
-}
 
 kernels::HalfRows head_rows(
     const char* operation,
@@ -172,14 +169,6 @@ class KNormScorer final : public Scorer {
   }
 };
 
-// splitmix64 (Steele, Lea and Flood, 2014): a bijective mixer.
-std::uint64_t mix(std::uint64_t x) noexcept {
-  x += 0x9E3779B97F4A7C15ULL;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-  return x ^ (x >> 31);
-}
-
 class RandomScorer final : public Scorer {
  public:
   explicit RandomScorer(std::uint64_t seed) : seed_(seed) {}
@@ -193,11 +182,10 @@ class RandomScorer final : public Scorer {
   }
 
   void score(const ScoreInput& in, std::span<float> out) const override {
-    const std::uint64_t head =
-        mix(mix(mix(mix(seed_) + in.layer) + in.batch) + in.kv_head);
+    const RowNoise noise(seed_, in.layer, in.batch, in.kv_head);
     for (std::size_t i = 0; i < out.size(); ++i) {
       const auto position = static_cast<std::uint64_t>(in.first_position) + i;
-      out[i] = static_cast<float>(mix(head + position) >> 40) * 0x1p-24F;
+      out[i] = noise(position);
     }
   }
 
@@ -356,6 +344,40 @@ void Scorer::observe(
 
 void Scorer::rescore(
     const RescoreInput& /*in*/, std::span<float> /*scores*/) const {}
+
+void score_rows(
+    const Scorer& scorer, const RescoreInput& in, std::span<float> out) {
+  const RowShape& shape = in.rows.shape();
+  const std::size_t rows = in.rows.rows(in.group());
+  if (out.size() != rows) {
+    throw Error(
+        ErrorKind::kShape,
+        "score rows: room for " + std::to_string(out.size()) + " scores, not " +
+            std::to_string(rows));
+  }
+  std::vector<std::uint16_t> keys(rows * shape.key_dim);
+  for (std::size_t r = 0; r < rows; ++r)
+    in.rows.read_key(in.group(), r, keys.data() + r * shape.key_dim);
+  const auto position = [&](std::size_t r) {
+    return in.rows.position(in.group(), r);
+  };
+  // A scorer sees runs of consecutive positions, as when rows enter.
+  for (std::size_t begin = 0, end = 0; begin < rows; begin = end) {
+    for (end = begin + 1; end < rows && position(end) == position(end - 1) + 1;)
+      ++end;
+    TensorView run = TensorView::dense(
+        keys.data() + begin * shape.key_dim,
+        shape.dtype,
+        shape.batch,
+        shape.kv_heads,
+        end - begin,
+        shape.key_dim);
+    run.batch_stride = run.head_stride = 0;  // one head stands for all
+    scorer.score(
+        {in.layer, in.batch, in.kv_head, run, position(begin)},
+        out.subspan(begin, end - begin));
+  }
+}
 
 std::shared_ptr<const Scorer> make_qfilters_scorer(
     std::shared_ptr<const FilterBank> filters, int sign) {

@@ -95,9 +95,12 @@ void SequenceCache::set_policy(Policy policy) {
   std::vector<std::vector<float>> scores;
   for (std::size_t l = 0; policy.bounded() && l < layers_.size(); ++l) {
     for (std::size_t g = 0; g < layers_[l]->store.shape().groups(); ++g) {
-      scores.push_back(
-          shapes_[l].window != 0 ? std::vector<float>{}
-                                 : score_stored(*policy.scorer(), l, g));
+      const RowsView view = rows(l);
+      const std::size_t heads = view.shape().kv_heads;
+      std::vector<float>& out = scores.emplace_back();
+      if (shapes_[l].window != 0) continue;
+      out.resize(view.rows(g));
+      score_rows(*policy.scorer(), {l, g / heads, g % heads, view}, out);
     }
   }
   policy_ = std::move(policy);
@@ -111,43 +114,6 @@ void SequenceCache::set_policy(Policy policy) {
       layers_[l]->queues[g].reset();
     }
   }
-}
-
-std::vector<float> SequenceCache::score_stored(
-    const Scorer& scorer, std::size_t layer, std::size_t group) const {
-  const KVStore& store = layers_[layer]->store;
-  const RowShape& shape = store.shape();
-  const auto positions = store.positions(group);
-  std::vector<std::uint16_t> keys(positions.size() * shape.key_dim);
-  for (std::size_t r = 0; r < positions.size(); ++r) {
-    store.read_key(group, r, keys.data() + r * shape.key_dim);
-  }
-  std::vector<float> scores(positions.size());
-  // A scorer sees runs of consecutive positions, as when rows enter.
-  for (std::size_t begin = 0, end = 0; begin < positions.size(); begin = end) {
-    const auto gap = [](std::int32_t a, std::int32_t b) { return b != a + 1; };
-    const auto from = positions.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto last = std::adjacent_find(from, positions.end(), gap);
-    end = last == positions.end()
-              ? positions.size()
-              : static_cast<std::size_t>(last - positions.begin()) + 1;
-    TensorView run = TensorView::dense(
-        keys.data() + begin * shape.key_dim,
-        shape.dtype,
-        shape.batch,
-        shape.kv_heads,
-        end - begin,
-        shape.key_dim);
-    run.batch_stride = run.head_stride = 0;  // one group stands for all
-    scorer.score(
-        {layer,
-         group / shape.kv_heads,
-         group % shape.kv_heads,
-         run,
-         positions[begin]},
-        std::span(scores).subspan(begin, end - begin));
-  }
-  return scores;
 }
 
 void SequenceCache::begin(std::size_t tokens, Pass pass) {

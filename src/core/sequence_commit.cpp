@@ -78,6 +78,7 @@ void SequenceCache::plan_group(GroupPlan& plan) const {
   plan.evicted = 0;
   plan.in_place = false;
   plan.chosen = false;
+  plan.merged.clear();
   if (shapes_[plan.layer].window != 0) return plan_window(plan);
   const std::size_t stored = layers_[plan.layer]->store.rows(plan.group);
   plan.rows_after = stored + open_tokens_;
@@ -110,7 +111,7 @@ bool SequenceCache::replaces(const GroupPlan& plan) const {
          layers_[plan.layer]->store.rows(plan.group) ==
              policy_.budget(plan.layer) &&
          options.rule == BudgetRule::kUniform && options.block == 1 &&
-         policy_.scorer()->frozen();
+         policy_.scorer()->frozen() && options.merger == nullptr;
 }
 
 void SequenceCache::plan_sharing(Sharing& sharing, Eviction eviction) {
@@ -152,11 +153,7 @@ void SequenceCache::gather_scores(GroupPlan& plan) const {
   const Layer& l = *layers_[plan.layer];
   const auto positions = l.store.positions(plan.group);
   const std::size_t stored = positions.size();
-  if (l.observed) {
-    plan.scores = l.observed_scores[plan.group];
-  } else {
-    l.copy_scores(plan.group, open_tokens_, plan.scores);
-  }
+  l.copy_scores(plan.group, open_tokens_, plan.scores);
   const Scorer& scorer = *policy_.scorer();
   if (!scorer.frozen()) {
     const std::size_t heads = shapes_[plan.layer].kv_heads;
@@ -234,7 +231,9 @@ void SequenceCache::plan_commit(Eviction eviction) {
   for_each(sharings_.size(), threads, [&](std::size_t i) {
     if (sharings_[i].evicts) choose_rows(sharings_[i]);
   });
+  const bool merges = policy_.options().merger != nullptr;
   for_each(plans_.size(), threads, [&](std::size_t i) {
+    if (plans_[i].chosen && merges) plan_merges(plans_[i]);
     if (plans_[i].chosen) split_choice(plans_[i]);
   });
 }
@@ -259,6 +258,7 @@ void SequenceCache::apply_plan(const GroupPlan& plan) noexcept {
       plan.incoming,
       static_cast<std::int32_t>(offset_),
       scores);
+  apply_merges(plan);
   l.store.shrink(plan.group);
 }
 

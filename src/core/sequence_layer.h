@@ -19,9 +19,13 @@ struct SequenceCache::Layer {
   Layer(RowPool& pool, const RowShape& shape)
       : store(pool, shape), queues(shape.groups()) {}
 
-  /// Scores of a group's stored and `tokens` new rows before any observation.
+  /// Scores of a group's stored and `tokens` new rows from this commit on.
   void copy_scores(
       std::size_t group, std::size_t tokens, std::vector<float>& out) const {
+    if (observed) {
+      out = observed_scores[group];
+      return;
+    }
     const auto stored = store.scores(group);
     const auto fresh = std::span(scores).subspan(group * tokens, tokens);
     out.assign(stored.begin(), stored.end());
@@ -55,6 +59,9 @@ struct SequenceCache::GroupPlan {
   std::vector<float> scores;
   std::vector<std::uint32_t> kept;      // in the end the stored ones alone
   std::vector<std::uint32_t> incoming;  // new rows that stay
+  // With a merger: rows of the view that stay, and their values from now on.
+  std::vector<std::uint32_t> merged;
+  std::vector<std::uint16_t> merged_values;
 };
 
 /// Heads that share a budget.

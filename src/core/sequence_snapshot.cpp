@@ -105,6 +105,9 @@ std::vector<std::string> SequenceCache::identity() const {
     if (options.block != 1) {
       out.push_back("block " + std::to_string(options.block));
     }
+    if (options.merger != nullptr) {
+      out.push_back("merger " + options.merger->identity());
+    }
   }
   out.push_back(std::string("dtype ") + to_string(options_.dtype));
   if (options_.format != RowFormat::kSame) {

@@ -56,6 +56,7 @@ Policy policy_of(
   PolicyOptions options;
   options.budget = budget;
   options.protection = {2, 4};
+  options.merger = policies::make_merger(policies::find(name)->merger, 0);
   return policies::make(
       name, options, filters_of(name, model), model->layer_shapes());
 }
@@ -169,6 +170,7 @@ INSTANTIATE_TEST_SUITE_P(
             "qfilters-keysvd",
             "expected",
             "h2o",
+            "cam",
             "tova",
             "snapkv",
             "pyramidkv",

@@ -373,12 +373,13 @@ class RefusalTest(CliTest):
         damaged.write_bytes(pathlib.Path(filters()).read_bytes()[:5000])
         self.refuse_run("--filters", damaged, says=["damaged.npz"])
 
-    def test_rules_floors_and_blocks_are_checked(self):
+    def test_rules_floors_blocks_and_mergers_are_checked(self):
         for words, says in (
             ("--rule best", "uniform, per-layer, shared"),
             ("--floor 1.5", "floor"),
             ("--floor -1", "floor"),
             ("--block 0", "block"),
+            ("--merge glue", "none, cam"),
         ):
             self.refuse_run("--policy random " + words, says=[says])
 

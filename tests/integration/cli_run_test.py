@@ -234,6 +234,33 @@ class GenerateTest(CliTest):
         self.assertLess(result["rows_kept_min"], 64)
         self.assertGreater(result["rows_kept_max"], 64)
 
+    def test_merges_values_of_rows_that_go(self):
+        prompt = self.folder / "prompt.txt"
+        with open(TEXT) as text:
+            prompt.write_text(text.read(2000))
+        said = {}
+        for words in (
+            "--policy h2o",
+            "--policy cam",
+            "--policy h2o --merge cam",
+            "--policy cam --merge none",
+            "--policy knorm",
+            "--policy knorm --merge cam",
+        ):
+            said[words], result = self.generate(
+                "--budget 64 --chunk 64 -n 12 " + words,
+                "--prompt-file",
+                prompt,
+            )
+            wanted = "cam" if words.endswith("cam") else "none"
+            self.assertEqual(result["merge"], wanted)
+        self.assertEqual(said["--policy h2o"], said["--policy cam --merge none"])
+        self.assertEqual(said["--policy cam"], said["--policy h2o --merge cam"])
+        self.assertNotEqual(said["--policy cam"], said["--policy h2o"])
+        self.assertNotEqual(
+            said["--policy knorm --merge cam"], said["--policy knorm"]
+        )
+
     def test_reads_a_prompt_from_stdin(self):
         words = "-n 8 --policy full"
         piped, _ = self.generate(words + " --prompt-file -", stdin=PROMPT)

@@ -41,6 +41,7 @@ TEST(PolicyRegistryTest, KnowsThePoliciesInDocumentedOrder) {
           "qfilters-keysvd",
           "expected",
           "h2o",
+          "cam",
           "tova",
           "snapkv",
           "pyramidkv",
@@ -78,6 +79,52 @@ TEST(PolicyRegistryTest, MakesEachByName) {
   EXPECT_THAT(
       error_of([] { (void)make("best", {}); }),
       IsError(ErrorKind::kInvalidArgument, "'best'; known: full, auto"));
+}
+
+TEST(PolicyRegistryTest, MakesMergersByName) {
+  EXPECT_EQ(make_merger("none", 0), nullptr);
+  EXPECT_EQ(make_merger("cam", 5)->identity(), "cam 32 5");
+  EXPECT_THAT(
+      error_of([] { (void)make_merger("glue", 0); }),
+      IsError(ErrorKind::kInvalidArgument, "'glue' is not one of none, cam"));
+}
+
+// The merger sees all attention; what stays is what stays without it.
+TEST(PolicyRegistryTest, AnyScorerTakesAMergerOfAttention) {
+  const test::Model& model = test::two_layers();
+  for (const std::string name :
+       {"auto", "qfilters", "streaming", "knorm", "random", "keydiff"}) {
+    SCOPED_TRACE(name);
+    PolicyOptions options = budget(30, 2, 5, 4);
+    const auto& filters = model.filters_for(name);
+    SequenceCache plain(
+        model.layers, make(name, options, filters), model.options());
+    options.merger = make_merger("cam", 0);
+    SequenceCache cache(
+        model.layers, make(name, options, filters), model.options());
+    float seen = 0;
+    for (const std::size_t count : {50U, 1U, 40U, 3U, 60U}) {
+      model.feed(plain, {count});
+      model.append(cache, count);
+      for (std::size_t l = 0; l < model.layers.size(); ++l) {
+        AttentionStatistics attention;
+        for (std::size_t g = 0; g < cache.rows(l).shape().groups(); ++g)
+          attention.rows.emplace_back(cache.rows(l).rows(g), 0.5F);
+        cache.observe(l, attention);
+      }
+      cache.commit();
+      seen += 0.5F;
+      for (std::size_t l = 0; l < model.layers.size(); ++l) {
+        for (std::size_t g = 0; g < cache.rows(l).shape().groups(); ++g) {
+          EXPECT_TRUE(std::ranges::equal(
+              cache.store(l).positions(g), plain.store(l).positions(g)));
+          EXPECT_EQ(cache.store(l).scores(g).front(), seen);
+        }
+      }
+    }
+    const auto rows = test::contents_of(cache).layers;
+    EXPECT_NE(rows[0][0].rows, test::contents_of(plain).layers[0][0].rows);
+  }
 }
 
 TEST(PyramidTest, FallsEvenlyFromTheFirstLayerToTheLast) {

@@ -163,7 +163,7 @@ TEST(PolicyTest, TakesAScorerOfOnesOwn) {
   const auto scorer = std::make_shared<const ConstantScorer>();
   const Policy policy = Policy::custom(scorer, options(8, 1, 2));
   EXPECT_EQ(policy.name(), "constant");
-  EXPECT_EQ(policy.scorer(), scorer.get());
+  EXPECT_EQ(policy.scorer(), scorer);
   EXPECT_EQ(policy.rows_after_commit(9), 8U);
   EXPECT_THAT(
       error_of([] { static_cast<void>(Policy::custom(nullptr, {})); }),

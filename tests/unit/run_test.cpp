@@ -41,6 +41,7 @@ TEST(RunTest, KnowsThePoliciesInDocumentedOrder) {
           "qfilters-keysvd",
           "expected",
           "h2o",
+          "cam",
           "tova",
           "snapkv",
           "pyramidkv",
@@ -82,6 +83,13 @@ TEST(RunTest, HasDefaultsOfEachPolicysSource) {
   EXPECT_EQ(to_json(record)["block"], 3);
   record.spec = spec("snapkv", "512");
   EXPECT_EQ(to_json(record)["block"], 1);
+  EXPECT_EQ(to_json(record)["merge"], "none");
+  record.spec.merge = "cam";
+  EXPECT_EQ(to_json(record)["merge"], "cam");
+  record.spec = spec("cam", "512");
+  EXPECT_EQ(to_json(record)["merge"], "cam");
+  record.spec.merge = "none";
+  EXPECT_EQ(to_json(record)["merge"], "none");
 }
 
 TEST(RunTest, EvictsASixteenthOfTheBudgetAtATimeByDefault) {
