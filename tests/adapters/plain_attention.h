@@ -55,7 +55,7 @@ inline void hear(const TensorView& view, std::vector<Rows>& heads) {
 
 /// From now on the engine's attention nodes add to `layers`.
 inline void listen(Engine& engine, std::vector<Heard>& layers) {
-  layers.assign(engine.model().layers().size(), {});
+  layers.resize(engine.model().layers().size());
   engine.on_node([&](std::size_t layer, const AttentionNode& node) {
     Heard& heard = layers[layer];
     heard.scale = node.scale;
