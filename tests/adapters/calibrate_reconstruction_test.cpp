@@ -61,12 +61,14 @@ void add_lessons(
       std::min(tokens - tokens / 8, (tokens - 1) / chunk * chunk);
   Row mean(keys[0].size());
   for (std::size_t r = 8; r < end; ++r) {
-    for (std::size_t d = 0; d < mean.size(); ++d)
+    for (std::size_t d = 0; d < mean.size(); ++d) {
       mean[d] += keys[r][d] / std::sqrt(dot(keys[r], keys[r]));
+    }
   }
   Row along;
-  for (std::size_t r = 8; r < end; ++r)
+  for (std::size_t r = 8; r < end; ++r) {
     along.push_back(dot(keys[r], mean));
+  }
   const Row ones(along.size(), 1);
   const auto count = static_cast<double>(along.size());
   const double middle = dot(along, ones) / count;
@@ -102,11 +104,13 @@ struct Standardised {
     for (Row& column : columns) {
       const auto count = static_cast<double>(column.size());
       mean.push_back(dot(column, Row(column.size(), 1)) / count);
-      for (double& x : column)
+      for (double& x : column) {
         x -= mean.back();
+      }
       deviation.push_back(std::sqrt(dot(column, column) / count));
-      for (double& x : column)
+      for (double& x : column) {
         x /= deviation.back();
+      }
     }
   }
 };
@@ -116,14 +120,16 @@ Row solve(std::vector<Row> a, Row b) {
   for (std::size_t i = 0; i < b.size(); ++i) {
     for (std::size_t j = i + 1; j < b.size(); ++j) {
       const double factor = a[j][i] / a[i][i];
-      for (std::size_t k = i; k < b.size(); ++k)
+      for (std::size_t k = i; k < b.size(); ++k) {
         a[j][k] -= factor * a[i][k];
+      }
       b[j] -= factor * b[i];
     }
   }
   for (std::size_t i = b.size(); i-- > 0;) {
-    for (std::size_t k = i + 1; k < b.size(); ++k)
+    for (std::size_t k = i + 1; k < b.size(); ++k) {
       b[i] -= a[i][k] * b[k];
+    }
     b[i] /= a[i][i];
   }
   return b;
@@ -137,8 +143,9 @@ void expect_fitted(const Lessons& lessons, std::span<const float> found) {
   std::vector<Row> normal(size, Row(size));
   Row with_worth;
   for (std::size_t i = 0; i < size; ++i) {
-    for (std::size_t j = 0; j < size; ++j)
+    for (std::size_t j = 0; j < size; ++j) {
       normal[i][j] = dot(terms.columns[i], terms.columns[j]) / count;
+    }
     normal[i][i] += 1e-3;
     with_worth.push_back(dot(terms.columns[i], lessons.worth) / count);
   }
@@ -170,8 +177,9 @@ std::vector<std::vector<Lessons>> lessons_of(
     for (std::size_t l = 0; l < heard.size(); ++l) {
       if (model->layers()[l].window != 0) continue;
       out[l].resize(heard[l].keys.size());
-      for (std::size_t h = 0; h < out[l].size(); ++h)
+      for (std::size_t h = 0; h < out[l].size(); ++h) {
         add_lessons(heard[l], h, passage.size(), chunk, out[l][h]);
+      }
     }
   }
   return out;

@@ -85,8 +85,9 @@ inline std::vector<Heard> hear_text(
 
 inline double dot(const Row& a, const Row& b) {
   double sum = 0;
-  for (std::size_t d = 0; d < a.size(); ++d)
+  for (std::size_t d = 0; d < a.size(); ++d) {
     sum += a[d] * b[d];
+  }
   return sum;
 }
 
@@ -97,13 +98,15 @@ inline Row attention_of(
   double sum = 0;
   for (const Row& key : keys) {
     double product = layer.scale * dot(query, key);
-    if (layer.soft_cap > 0)
+    if (layer.soft_cap > 0) {
       product = layer.soft_cap * std::tanh(product / layer.soft_cap);
+    }
     paid.push_back(std::exp(product));
     sum += paid.back();
   }
-  for (double& each : paid)
+  for (double& each : paid) {
     each /= sum;
+  }
   return paid;
 }
 

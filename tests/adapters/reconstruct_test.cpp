@@ -2,7 +2,6 @@
 // readings pay the stored rows, and which of them that leaves.
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "qfilters/policy.h"
 #include "qfilters/sequence_cache.h"
 
+#include "adapters/cut.h"
 #include "adapters/models.h"
 #include "adapters/plain_attention.h"
 #include "llama/cue.h"
@@ -22,29 +22,17 @@ namespace qfilters::llama {
 namespace {
 
 using testing::attention_of;
+using testing::Cut;
 using testing::Heard;
 using testing::listen;
 using testing::load_tiny;
+using testing::positions_of;
 using testing::Row;
 using testing::Rows;
 using testing::some_tokens;
 
 constexpr std::size_t kBudget = 40;
 constexpr Protection kProtection = {2, 4};
-
-std::vector<std::size_t> positions_of(
-    const SequenceCache& cache, std::size_t layer, std::size_t head) {
-  const auto positions = cache.store(layer).positions(head);
-  return {positions.begin(), positions.end()};
-}
-
-// The rows that compete for a budget: how many stay, the least that one of them
-// was paid, and the most that one which went was.
-struct Cut {
-  std::size_t kept = 0;
-  double least_kept = std::numeric_limits<double>::infinity();
-  double most_dropped = 0;
-};
 
 class ReconstructTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -74,8 +62,9 @@ class ReconstructTest : public ::testing::TestWithParam<const char*> {
       std::vector<Token>& part = parts.emplace_back(cue);
       const std::size_t lead = std::min({std::size_t{8}, done, room});
       part.insert(part.end(), &tokens_[done - lead], &tokens_[done]);
-      while (done < end && part.size() < chunk)
+      while (done < end && part.size() < chunk) {
         part.push_back(tokens_[done++]);
+      }
     }
     return parts;
   }
@@ -89,8 +78,9 @@ class ReconstructTest : public ::testing::TestWithParam<const char*> {
     for_each_head([&](std::size_t l, std::size_t h) {
       const std::vector<std::size_t> stored = positions_of(cache, l, h);
       Rows keys;
-      for (const std::size_t p : stored)
+      for (const std::size_t p : stored) {
         keys.push_back(text[l].keys[h][p]);
+      }
       const Rows& own = again[l].keys[h];
       keys.insert(keys.end(), own.begin(), own.end());
       for (std::size_t s = 0; s < again[l].share(); ++s) {
@@ -125,8 +115,7 @@ class ReconstructTest : public ::testing::TestWithParam<const char*> {
       check_head(cache, l, h, before[heads++], cuts.back());
     });
     for (const Cut& cut : cuts) {
-      EXPECT_EQ(cut.kept, kBudget * heads / cuts.size());
-      EXPECT_GE(cut.least_kept, cut.most_dropped * (1 - kRounding));
+      cut.expect_best(kBudget * heads / cuts.size(), kRounding);
     }
   }
 
@@ -138,8 +127,9 @@ class ReconstructTest : public ::testing::TestWithParam<const char*> {
     SequenceCache cache(model_->layer_shapes(), policy(rule));
     std::vector<Heard> text;
     paid_.clear();
-    for (const AttentionLayer& layer : model_->layers())
+    for (const AttentionLayer& layer : model_->layers()) {
       paid_.emplace_back(layer.kv_heads, Row(tokens_.size()));
+    }
     for (const std::size_t end : {std::size_t{170}, tokens_.size()}) {
       const std::size_t begin = cache.offset();
       listen(engine, text);
@@ -166,8 +156,9 @@ class ReconstructTest : public ::testing::TestWithParam<const char*> {
   void for_each_head(const Function& function) const {
     for (std::size_t l = 0; l < model_->layers().size(); ++l) {
       const AttentionLayer& layer = model_->layers()[l];
-      for (std::size_t h = 0; layer.window == 0 && h < layer.kv_heads; ++h)
+      for (std::size_t h = 0; layer.window == 0 && h < layer.kv_heads; ++h) {
         function(l, h);
+      }
     }
   }
 
@@ -185,18 +176,7 @@ class ReconstructTest : public ::testing::TestWithParam<const char*> {
           cache.store(layer).scores(head)[i] / paid[kept[i]], 1, kRounding)
           << kept[i];
     }
-    for (std::size_t i = 0; i < before.size(); ++i) {
-      const double most = paid[before[i]];
-      const bool stays = std::ranges::binary_search(kept, before[i]);
-      cut.kept += stays ? 1 : 0;
-      if (i < kProtection.sinks || i + kProtection.recent >= before.size()) {
-        EXPECT_TRUE(stays) << before[i];
-      } else if (stays) {
-        cut.least_kept = std::min(cut.least_kept, most);
-      } else {
-        cut.most_dropped = std::max(cut.most_dropped, most);
-      }
-    }
+    cut.add(before, kept, paid, kProtection);
   }
 
   static constexpr double kRounding = 1e-4;
