@@ -190,6 +190,11 @@ const AttentionStatistics& Replay::statistics(
 std::vector<std::vector<float>> Replay::scores(
     const Policy& policy, std::size_t layer) {
   const LayerShape& shape = capture_.layers[layer].shape;
+  if (policy.rehearses()) {
+    refuse(
+        "policy " + std::string(policy.name()) +
+        " reads the text a second time, which was not captured");
+  }
   if (!policy.bounded() || shape.window != 0) return {};
   check_queries(policy, first_query_needed(policy, context_, false));
   const Scorer& scorer = *policy.scorer();

@@ -33,13 +33,16 @@ class Replay {
 
   /// The context as one micro-batch and one commit: with interval 0 exactly
   /// the budget stays. The policy sees attention as its source has it, over
-  /// the whole prompt. Throws as streaming(), which needs more queries.
+  /// the whole prompt. Throws as streaming(), which needs more queries. For a
+  /// policy that rehearses nothing goes in either: the second reading is the
+  /// caller's (llama::Engine::evict()).
   [[nodiscard]] std::unique_ptr<SequenceCache> one_shot(
       const Policy& policy, RowFormat format);
 
   /// The scores, larger = keep, of all rows of a layer [kv head][token] when
   /// the context was read at once, rescored but not averaged over blocks; none
-  /// for policy full and for windowed layers. Throws as one_shot().
+  /// for policy full and for windowed layers. Throws as one_shot(), and Error
+  /// kInvalidArgument for a policy that rehearses.
   [[nodiscard]] std::vector<std::vector<float>> scores(
       const Policy& policy, std::size_t layer);
 

@@ -170,6 +170,17 @@ TEST(ReplayTest, LastQueriesAloneGiveTheSameAttention) {
   }
 }
 
+TEST(ReplayTest, ASecondReadingIsNotAmongWhatWasCaptured) {
+  Replay replay(capture(), kContext);
+  const Policy policy = policy_of("reconstruct", 48);
+  const auto cache = replay.one_shot(policy, RowFormat::kSame);
+  EXPECT_EQ(cache->store(0).rows(0), kContext) << "nothing goes before it";
+  EXPECT_EQ(cache->unrehearsed(), kContext);
+  EXPECT_THAT(
+      error_of([&] { (void)replay.scores(policy, 0); }),
+      IsError(ErrorKind::kInvalidArgument, "policy reconstruct reads the"));
+}
+
 TEST(ReplayTest, RefusesAContextThatWasNotCaptured) {
   for (const std::size_t context : {std::size_t{0}, capture().tokens + 1}) {
     EXPECT_THAT(
