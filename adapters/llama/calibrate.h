@@ -36,12 +36,14 @@ struct CalibrateOptions {
 /// (arXiv:2505.23416) does with every prompt. A key of a global layer is worth
 /// the logarithm of the largest attention that the second reading pays it, plus
 /// 0.75 times that of the mean attention from later micro-batches of the first
-/// reading, plus 0.75 times how many standard deviations it is unlike the head's
-/// mean direction (after KeyDiff, arXiv:2504.15364). The first rows, which
-/// attention uses as sinks, and the last eighth of a passage, which little
-/// comes after, are left out. Micro-batches have at most an eighth of a
-/// passage. About twice the time of calibrate(), memory of one passage's full
-/// cache. Throws as it, for fewer than 64 tokens or a context below 64.
+/// reading, plus 0.75 times how many standard deviations it is unlike the
+/// head's mean direction (after KeyDiff, arXiv:2504.15364). The first rows,
+/// which attention uses as sinks, and the last eighth of a passage, which
+/// little comes after, are left out. Micro-batches have at most an eighth of a
+/// passage; where the last passage is shorter, the keys of its last micro-batch
+/// are left out, too. About twice the time of calibrate(), memory of one
+/// passage's full cache. Throws as it, for fewer than 64 tokens or a context
+/// below 64.
 [[nodiscard]] FilterBank calibrate_reconstruction(
     std::shared_ptr<const Model> model,
     std::span<const Token> tokens,

@@ -24,7 +24,8 @@ namespace qfilters::eval {
 class OneShotContext {
  public:
   /// Reads `context` in a sequence of up to `tokens` tokens, with queries as
-  /// far as a contender's policy looks at attention. Model, contenders and
+  /// far as a contender's policy looks at attention, in micro-batches and on
+  /// threads of the last contender but for `llama`. Model, contenders and
   /// context must outlive the object. `progress` hears tokens read. Throws
   /// Error kInvalidArgument for an empty context, and as make_policy() and
   /// llama::capture() do.
