@@ -35,9 +35,9 @@ double rate(std::size_t tokens, double seconds) {
 std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
   const policies::PolicyInfo* const info = policies::find(spec.policy);
   if (info == nullptr || budget <= spec.sinks) return 0;
-  const auto share = static_cast<std::size_t>(
-      info->recent_share * static_cast<double>(budget));
-  return std::min(std::max(share, info->recent_rows), budget - spec.sinks - 1);
+  const std::size_t wanted =
+      info->recent == nullptr ? budget / 2 : info->recent(budget);
+  return std::min(wanted, budget - spec.sinks - 1);
 }
 
 std::size_t block_of(const RunSpec& spec) {

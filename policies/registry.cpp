@@ -16,52 +16,66 @@ namespace {
 
 constexpr std::size_t kWindow = SnapOptions{}.window;
 
+constexpr std::size_t none(std::size_t /*budget*/) {
+  return 0;
+}
+
+constexpr std::size_t window(std::size_t /*budget*/) {
+  return kWindow;
+}
+
+constexpr std::size_t quarter(std::size_t budget) {
+  return budget / 4;
+}
+
+// What is left for facts must be some rows at least; beyond that the newest
+// rows are worth as much.
+constexpr std::size_t half_beyond_facts(std::size_t budget) {
+  constexpr std::size_t kFacts = 64;
+  return std::max(budget / 4, budget / 2 - std::min(budget / 2, kFacts));
+}
+
 constexpr std::array<PolicyInfo, 17> kPolicies = {{
-    {"full", "every row stays"},
-    {"auto",
-     "ours, after arXiv:2505.23416 and arXiv:2601.07891",
-     /*needs_filters=*/true,
-     0.25,
-     0,
-     1,
-     BudgetRule::kShared},
-    {"qfilters", "arXiv:2503.02812", /*needs_filters=*/true},
-    {"streaming", "arXiv:2309.17453", false, 0},
-    {"knorm", "arXiv:2406.11430"},
-    {"random", "the baseline any policy must beat"},
-    {"keydiff", "arXiv:2504.15364"},
-    {"qfilters-keysvd", "arXiv:2503.02812, keys instead of queries"},
-    {"expected", "arXiv:2510.00636", /*needs_filters=*/true, 0},
-    {"h2o", "arXiv:2306.14048"},
-    {"cam",
-     "PMLR 235:58840, on arXiv:2306.14048",
-     false,
-     0.5,
-     0,
-     1,
-     BudgetRule::kUniform,
-     false,
-     "cam"},
-    {"tova", "arXiv:2401.06104", false, 0},
-    {"snapkv", "arXiv:2404.14469", false, 0, kWindow},
-    {"pyramidkv",
-     "arXiv:2406.02069",
-     false,
-     0,
-     kWindow,
-     1,
-     BudgetRule::kUniform,
-     true},
-    {"squeeze",
-     "arXiv:2404.04793",
-     /*needs_filters=*/true,
-     0,
-     0,
-     1,
-     BudgetRule::kUniform,
-     true},
-    {"chunkkv", "arXiv:2502.00299", false, 0, kWindow, 10},
-    {"reconstruct", "arXiv:2505.23416", false, 0.25, 0, 1, BudgetRule::kShared},
+    {.name = "full", .source = "every row stays"},
+    {.name = "auto",
+     .source = "ours, after arXiv:2505.23416 and arXiv:2601.07891",
+     .needs_filters = true,
+     .recent = half_beyond_facts,
+     .rule = BudgetRule::kShared},
+    {.name = "qfilters", .source = "arXiv:2503.02812", .needs_filters = true},
+    {.name = "streaming", .source = "arXiv:2309.17453", .recent = none},
+    {.name = "knorm", .source = "arXiv:2406.11430"},
+    {.name = "random", .source = "the baseline any policy must beat"},
+    {.name = "keydiff", .source = "arXiv:2504.15364"},
+    {.name = "qfilters-keysvd",
+     .source = "arXiv:2503.02812, keys instead of queries"},
+    {.name = "expected",
+     .source = "arXiv:2510.00636",
+     .needs_filters = true,
+     .recent = none},
+    {.name = "h2o", .source = "arXiv:2306.14048"},
+    {.name = "cam",
+     .source = "PMLR 235:58840, on arXiv:2306.14048",
+     .merger = "cam"},
+    {.name = "tova", .source = "arXiv:2401.06104", .recent = none},
+    {.name = "snapkv", .source = "arXiv:2404.14469", .recent = window},
+    {.name = "pyramidkv",
+     .source = "arXiv:2406.02069",
+     .recent = window,
+     .needs_layers = true},
+    {.name = "squeeze",
+     .source = "arXiv:2404.04793",
+     .needs_filters = true,
+     .recent = none,
+     .needs_layers = true},
+    {.name = "chunkkv",
+     .source = "arXiv:2502.00299",
+     .recent = window,
+     .block = 10},
+    {.name = "reconstruct",
+     .source = "arXiv:2505.23416",
+     .recent = quarter,
+     .rule = BudgetRule::kShared},
 }};
 
 // Policies that find the budgets of layers themselves need the layers.

@@ -20,9 +20,9 @@ struct PolicyInfo {
   std::string_view name;
   std::string_view source;  ///< where the method comes from
   bool needs_filters = false;
-  double recent_share = 0.5;    ///< of the budget, for the newest rows,
-  std::size_t recent_rows = 0;  ///< or so many of them
-  std::size_t block = 1;        ///< PolicyOptions::block
+  /// How many of so many rows are kept for the newest; half if null.
+  std::size_t (*recent)(std::size_t budget) = nullptr;
+  std::size_t block = 1;                   ///< PolicyOptions::block
   BudgetRule rule = BudgetRule::kUniform;  ///< PolicyOptions::rule
   bool needs_layers = false;         ///< make() must know the model's layers
   std::string_view merger = "none";  ///< see make_merger()

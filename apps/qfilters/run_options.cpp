@@ -108,10 +108,9 @@ void add_run_options(
       .add_option(
           "--recent",
           options.recent,
-          "Newest rows, never evicted [auto, reconstruct: a quarter of the "
-          "budget; streaming, tova, expected, squeeze: 0; snapkv, pyramidkv, "
-          "chunkkv: 32; else half of "
-          "the budget]")
+          "Newest rows, never evicted [auto: half of the budget less 64, at "
+          "least a quarter; reconstruct: a quarter; streaming, tova, expected, "
+          "squeeze: 0; snapkv, pyramidkv, chunkkv: 32; else half]")
       ->check(whole_number());
   command
       .add_option(
