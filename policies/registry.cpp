@@ -28,11 +28,14 @@ constexpr std::size_t quarter(std::size_t budget) {
   return budget / 4;
 }
 
-// What is left for facts must be some rows at least; beyond that the newest
-// rows are worth as much.
-constexpr std::size_t half_beyond_facts(std::size_t budget) {
+// Fluency wants about so many of the newest rows, whatever the budget; facts
+// want some rows, whatever the budget.
+constexpr std::size_t fluent(std::size_t budget) {
+  constexpr std::size_t kFluency = 192;
   constexpr std::size_t kFacts = 64;
-  return std::max(budget / 4, budget / 2 - std::min(budget / 2, kFacts));
+  const std::size_t half = budget / 2;
+  return std::max(
+      budget / 4, std::min(kFluency, half - std::min(half, kFacts)));
 }
 
 constexpr std::array<PolicyInfo, 17> kPolicies = {{
@@ -40,7 +43,7 @@ constexpr std::array<PolicyInfo, 17> kPolicies = {{
     {.name = "auto",
      .source = "ours, after arXiv:2505.23416 and arXiv:2601.07891",
      .needs_filters = true,
-     .recent = half_beyond_facts,
+     .recent = fluent,
      .rule = BudgetRule::kShared},
     {.name = "qfilters", .source = "arXiv:2503.02812", .needs_filters = true},
     {.name = "streaming", .source = "arXiv:2309.17453", .recent = none},

@@ -108,9 +108,11 @@ void add_run_options(
       .add_option(
           "--recent",
           options.recent,
-          "Newest rows, never evicted [auto: half of the budget less 64, at "
-          "least a quarter; reconstruct: a quarter; streaming, tova, expected, "
-          "squeeze: 0; snapkv, pyramidkv, chunkkv: 32; else half]")
+          "Newest rows, never evicted [auto: 192, or half of the budget less "
+          "64 "
+          "if that is less, or a quarter if that is more; reconstruct: a "
+          "quarter; streaming, tova, expected, squeeze: 0; snapkv, pyramidkv, "
+          "chunkkv: 32; else half]")
       ->check(whole_number());
   command
       .add_option(

@@ -77,13 +77,14 @@ TEST(RunTest, HasDefaultsOfEachPolicysSource) {
     EXPECT_EQ(recent(policy), 32U);
   EXPECT_EQ(recent("reconstruct"), 128U);
   EXPECT_EQ(recent("auto"), 192U);
-  // A quarter of small budgets, nearly half of large ones.
+  // A quarter of small budgets and of large ones.
   const auto recent_of = [](const std::string& budget) {
     return limits_of(spec("auto", budget), 10, kLayers)->recent;
   };
   EXPECT_EQ(recent_of("64"), 16U);
   EXPECT_EQ(recent_of("256"), 64U);
-  EXPECT_EQ(recent_of("1024"), 448U);
+  EXPECT_EQ(recent_of("400"), 136U);
+  EXPECT_EQ(recent_of("1024"), 256U);
   RunRecord record;
   record.spec = spec("chunkkv", "512");
   record.limits = Limits{};
