@@ -50,7 +50,9 @@ class Merger {
   /// Whether the scores must come from attention.
   [[nodiscard]] virtual bool attention() const noexcept { return false; }
 
-  /// Appends to `out` what is merged. Ranges must lie within in.kept.
+  /// Appends to `out` what is merged. Rows that do not go and ranges beyond
+  /// in.kept make the commit throw Error kInvalidArgument, as what this throws
+  /// comes out of it; nothing has changed then.
   virtual void merge(const MergeInput& in, std::vector<Merge>& out) const = 0;
 };
 

@@ -136,11 +136,11 @@ class SequenceCache {
 
   /// Stores the micro-batch and evicts down to the budget. All layers or
   /// none: throws Error kInvalidArgument when a layer has no rows yet or was
-  /// not observed though the policy needs it, kMemoryLimit or std::bad_alloc
-  /// without memory; the micro-batch is still open then and nothing has
-  /// changed. A policy that rehearses evicts in evict() alone. Of a second
-  /// reading the stored rows keep the scores that were observed; its own rows
-  /// go, the offset stays.
+  /// not observed though the policy needs it or its merger names rows it may
+  /// not, kMemoryLimit or std::bad_alloc without memory; the micro-batch is
+  /// still open then and nothing has changed. A policy that rehearses evicts in
+  /// evict() alone. Of a second reading the stored rows keep the scores that
+  /// were observed; its own rows go, the offset stays.
   void commit();
 
   /// Whether rows exceed the budget by the interval: what a commit does not
@@ -150,7 +150,8 @@ class SequenceCache {
   /// Evicts down to the budget between micro-batches, whatever the interval;
   /// all layers or none. Throws Error kInvalidArgument while a micro-batch is
   /// open, and where the policy rehearses and rows came in since the last
-  /// second reading; std::bad_alloc. Nothing has changed then.
+  /// second reading, or of a merger as commit(); std::bad_alloc. Nothing has
+  /// changed then.
   void evict();
 
   /// Tokens since the last evict(), or since the policy was set: those that a
@@ -231,8 +232,8 @@ class SequenceCache {
   void apply_plans() noexcept;
   void keep_observed() noexcept;
   void reserve_groups();
-  void apply_plan(const GroupPlan& plan) noexcept;
-  void apply_merges(const GroupPlan& plan) noexcept;
+  void apply_plan(GroupPlan& plan) noexcept;
+  void apply_merges(GroupPlan& plan) noexcept;
   void replace_row(const GroupPlan& plan) noexcept;
 
   Policy policy_;

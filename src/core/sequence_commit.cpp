@@ -238,7 +238,7 @@ void SequenceCache::plan_commit(Eviction eviction) {
   });
 }
 
-void SequenceCache::apply_plan(const GroupPlan& plan) noexcept {
+void SequenceCache::apply_plan(GroupPlan& plan) noexcept {
   Layer& l = *layers_[plan.layer];
   if (plan.in_place) return replace_row(plan);
   l.queues[plan.group].reset();

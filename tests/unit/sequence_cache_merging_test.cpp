@@ -1,9 +1,12 @@
 // What a merger makes of the values of rows that go.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -239,6 +242,71 @@ TEST(SequenceMergingTest, ACommitWithoutMemoryLeavesValuesAlone) {
   EXPECT_THAT(
       error_of([&] { cache.commit(); }), IsError(ErrorKind::kMemoryLimit, ""));
   EXPECT_EQ(contents_of(cache), before);
+}
+
+// Says the same thing whatever is asked.
+class WrongMerger final : public Merger {
+ public:
+  explicit WrongMerger(const Merge& merge) : merge_(merge) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "wrong";
+  }
+
+  [[nodiscard]] std::string identity() const override { return "wrong"; }
+
+  void merge(const MergeInput& /*in*/, std::vector<Merge>& out) const override {
+    out.push_back(merge_);
+  }
+
+ private:
+  Merge merge_;
+};
+
+TEST(SequenceMergingTest, AMergerMayNotNameOtherRowsThanItWasGiven) {
+  constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
+  // Of 60 rows 20 stay, the first and the last among them.
+  for (const Merge& merge :
+       {Merge{60, 0, 1, 1},
+        Merge{kMost, 0, 1, 1},
+        Merge{0, 0, 1, 1},
+        Merge{59, 0, 1, 1},
+        Merge{30, 20, 1, 1},
+        Merge{30, 0, 21, 1},
+        Merge{30, kMost, 2, 1},
+        Merge{30, 2, kMost, 1}}) {
+    PolicyOptions options = budget(20, 2, 5);
+    options.merger = std::make_shared<const WrongMerger>(merge);
+    const Policy policy = Policy::make("streaming", options);
+    for (const RowOrder order : {RowOrder::kTemporal, RowOrder::kSlot}) {
+      SequenceOptions how = model().options();
+      how.order = order;
+      SequenceCache cache(model().layers, policy, how);
+      model().feed(cache, {15});
+      const Contents before = contents_of(cache);
+      model().append(cache, 45);
+      EXPECT_THAT(
+          error_of([&] { cache.commit(); }),
+          IsError(
+              ErrorKind::kInvalidArgument,
+              "merger wrong gives row " + std::to_string(merge.evicted) +
+                  " of 60 to rows " + std::to_string(merge.first)));
+      EXPECT_TRUE(cache.open());
+      EXPECT_EQ(contents_of(cache), before);
+    }
+  }
+}
+
+TEST(SequenceMergingTest, NoRowsAreNothingToMergeInto) {
+  for (const Merge& merge : {Merge{30, 20, 0, 1}, Merge{30, 3, 0, 1}}) {
+    PolicyOptions options = budget(20, 2, 5);
+    SequenceCache plain = cache_of(model(), Policy::make("streaming", options));
+    options.merger = std::make_shared<const WrongMerger>(merge);
+    SequenceCache cache = cache_of(model(), Policy::make("streaming", options));
+    model().feed(plain, {60});
+    model().feed(cache, {60});
+    EXPECT_EQ(contents_of(cache), contents_of(plain));
+  }
 }
 
 TEST(SequenceMergingTest, ASavedSequenceGoesOnWithTheSameMergerOnly) {
