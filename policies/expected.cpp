@@ -162,7 +162,7 @@ class ExpectedScorer final : public Scorer {
   [[nodiscard]] bool frozen() const noexcept override { return false; }
 
   void rescore(const RescoreInput& in, std::span<float> scores) const override {
-    const std::size_t group = in.batch * in.rows.shape().kv_heads + in.kv_head;
+    const std::size_t group = in.group();
     std::size_t sinks = 0;
     while (sinks < scores.size() &&
            in.rows.position(group, sinks) <

@@ -89,7 +89,7 @@ class KeyDiffScorer final : public Scorer {
 
   void rescore(const RescoreInput& in, std::span<float> scores) const override {
     const std::size_t dim = in.rows.shape().key_dim;
-    const std::size_t group = in.batch * in.rows.shape().kv_heads + in.kv_head;
+    const std::size_t group = in.group();
     const std::size_t tile = dim * kBlockRows;
     thread_local std::vector<float> tiles;
     tiles.resize(key_tile_floats(in.rows, group));

@@ -33,7 +33,7 @@ class KeySvdScorer final : public Scorer {
 
   void rescore(const RescoreInput& in, std::span<float> scores) const override {
     const std::size_t dim = in.rows.shape().key_dim;
-    const std::size_t group = in.batch * in.rows.shape().kv_heads + in.kv_head;
+    const std::size_t group = in.group();
     thread_local std::vector<float> keys;
     keys.resize(scores.size() * dim);
     read_keys(in.rows, group, keys);

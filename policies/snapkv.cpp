@@ -69,7 +69,7 @@ class SnapScorer final : public AttentionScorer {
 
   [[nodiscard]] std::size_t rows_before_window(
       const RescoreInput& in) const noexcept {
-    const std::size_t group = in.batch * in.rows.shape().kv_heads + in.kv_head;
+    const std::size_t group = in.group();
     const std::size_t end =
         static_cast<std::size_t>(in.rows.first_position()) + in.rows.new_rows();
     std::size_t rows = in.rows.rows(group);
