@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "qfilters/isa.h"
 #include "qfilters/key_regression.h"
 
+#include "unit/sequence_fixture.h"
 #include "unit/test_util.h"
 
 namespace qfilters {
@@ -373,6 +375,61 @@ TEST(ScorerTest, ServesAnyLayerUnlessItSaysOtherwise) {
   for (const auto& scorer :
        {make_streaming_scorer(), make_knorm_scorer(), make_random_scorer()}) {
     EXPECT_EQ(error_of([&] { scorer->check_layer(99, 7, 5); }), std::nullopt);
+  }
+}
+
+// Rows that were overwritten in their slots, and new ones behind them.
+TEST(ScoreRowsTest, GivesRowsWhatTheyGetWhenTheyEnter) {
+  const test::Model& model = test::two_layers();
+  constexpr std::size_t kNew = 7;
+  for (const std::string_view name :
+       {"auto", "qfilters", "streaming", "knorm", "random"}) {
+    SCOPED_TRACE(std::string(name));
+    const Policy policy =
+        Policy::make(name, test::budget(20, 2, 5), model.filters_for(name));
+    SequenceOptions options = model.options();
+    options.order = RowOrder::kSlot;
+    SequenceCache cache(model.layers, policy, options);
+    model.feed(cache, std::vector<std::size_t>(80, 1));
+    model.append(cache, kNew);
+    SequenceCache entered(
+        model.layers,
+        Policy::make(
+            name,
+            test::budget(test::kModelTokens, 0, 0),
+            model.filters_for(name)),
+        options);
+    model.feed(entered, {cache.offset() + kNew});
+    for (std::size_t l = 0; l < model.layers.size(); ++l) {
+      const RowsView rows = cache.rows(l);
+      const std::size_t heads = model.layers[l].kv_heads;
+      for (std::size_t g = 0; g < rows.shape().groups(); ++g) {
+        const RescoreInput in{l, g / heads, g % heads, rows};
+        EXPECT_EQ(in.group(), g);
+        std::vector<float> scores(rows.rows(g));
+        score_rows(*policy.scorer(), in, scores);
+        for (std::size_t r = 0; r < scores.size(); ++r) {
+          const auto position = static_cast<std::size_t>(rows.position(g, r));
+          ASSERT_EQ(scores[r], entered.store(l).scores(g)[position]);
+        }
+      }
+    }
+  }
+}
+
+TEST(ScoreRowsTest, RefusesRoomForOtherRows) {
+  const test::Model& model = test::two_layers();
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.feed(cache, {9});
+  for (const std::size_t size : {0U, 8U, 10U}) {
+    std::vector<float> scores(size);
+    EXPECT_THAT(
+        error_of([&] {
+          score_rows(*make_knorm_scorer(), {0, 0, 0, cache.rows(0)}, scores);
+        }),
+        IsError(
+            ErrorKind::kShape,
+            "room for " + std::to_string(size) + " scores, not 9"));
   }
 }
 
