@@ -127,6 +127,34 @@ TEST(PolicyRegistryTest, AnyScorerTakesAMergerOfAttention) {
   }
 }
 
+TEST(PolicyRegistryTest, AStateOfAnotherMergerIsRefusedByIt) {
+  const test::Model& model = test::two_layers();
+  for (const std::string name : {"auto", "h2o"}) {
+    PolicyOptions options = budget(30, 2, 5);
+    const auto& filters = model.filters_for(name);
+    SequenceCache plain(
+        model.layers, make(name, options, filters), model.options());
+    options.merger = make_merger("cam", 3);
+    SequenceCache merging(
+        model.layers, make(name, options, filters), model.options());
+    options.merger = make_merger("cam", 4);
+    SequenceCache other(
+        model.layers, make(name, options, filters), model.options());
+    EXPECT_THAT(
+        error_of([&] { plain.restore(merging.save()); }),
+        IsError(
+            ErrorKind::kMismatch, "the saved state has 'merger cam 32 3', "));
+    EXPECT_THAT(
+        error_of([&] { merging.restore(plain.save()); }),
+        IsError(ErrorKind::kMismatch, "this cache has 'merger cam 32 3'"));
+    EXPECT_THAT(
+        error_of([&] { merging.restore(other.save()); }),
+        IsError(
+            ErrorKind::kMismatch,
+            "has 'merger cam 32 4', this cache has 'merger cam 32 3'"));
+  }
+}
+
 TEST(PyramidTest, FallsEvenlyFromTheFirstLayerToTheLast) {
   // 201 rows beyond sinks and recent, one of which each layer has anyway.
   const std::vector<LayerShape> five(5, LayerShape{1, 8, 8, 0});
