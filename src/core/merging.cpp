@@ -41,7 +41,9 @@ class CamMerger final : public Merger {
   [[nodiscard]] bool attention() const noexcept override { return true; }
 
   void merge(const MergeInput& in, std::vector<Merge>& out) const override {
-    const RowNoise chance(options_.seed, in.layer, in.batch, in.kv_head);
+    // Not the numbers of make_random_scorer(seed): rows that go by those have
+    // small ones.
+    const RowNoise chance(~options_.seed, in.layer, in.batch, in.kv_head);
     const float weight = 1.0F / static_cast<float>(options_.targets);
     std::size_t behind = 0;  // the first kept row behind the one at hand
     for (std::size_t row = 0; row < in.positions.size(); ++row) {

@@ -1,6 +1,7 @@
 #include "qfilters/merging.h"
 
 #include <cmath>
+#include <cstdint>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 
 #include "qfilters/error.h"
 #include "qfilters/limits.h"
+#include "qfilters/scoring.h"
 
 #include "unit/test_util.h"
 
@@ -68,6 +70,29 @@ TEST(CamTest, MergesAsOftenAsTheScoreOverTheMeanOfTheTargets) {
     const auto merges = merged({.targets = 2}, scores, {kRows, kRows + 1});
     EXPECT_NEAR(static_cast<double>(merges.size()) / kRows, wanted, 0.015);
   }
+}
+
+// Policy random of the same seed keeps the rows of the largest numbers.
+TEST(CamTest, ChanceHasNothingToDoWithPolicyRandom) {
+  constexpr std::size_t kRows = 20000;
+  constexpr std::uint64_t kSeed = 5;
+  const test::HalfTensor keys(DType::kFloat16, 1, 1, kRows, 1);
+  std::vector<float> noise(kRows);
+  make_random_scorer(kSeed)->score({2, 0, 0, keys.view(), 0}, noise);
+  std::vector<std::uint32_t> kept;
+  for (std::uint32_t row = 0; row < kRows; ++row) {
+    if (noise[row] > 0.5F) kept.push_back(row);
+  }
+  std::vector<float> scores(kRows, 0.5F);
+  for (const std::uint32_t row : kept)
+    scores[row] = 1;
+  std::vector<std::int32_t> positions(kRows);
+  std::iota(positions.begin(), positions.end(), 0);
+  std::vector<Merge> merges;
+  make_cam_merger({.seed = kSeed})
+      ->merge({2, 0, 0, positions, scores, kept}, merges);
+  const auto gone = static_cast<double>(kRows - kept.size());
+  EXPECT_NEAR(static_cast<double>(merges.size()) / gone, 0.5, 0.02);
 }
 
 TEST(CamTest, ChanceBelongsToTheRowAndTheSeed) {
