@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -42,14 +43,17 @@ class SnapScorer final : public AttentionScorer {
   // Rows of the window see each other, so that no row before them may borrow
   // their scores.
   void rescore(const RescoreInput& in, std::span<float> scores) const override {
+    thread_local std::vector<std::uint32_t> before;
+    find_rows_before_window(in, before);
     thread_local std::vector<float> raw;
-    const std::size_t rows = rows_before_window(in);
-    raw.assign(scores.begin(), scores.begin() + to_difference(rows));
+    raw.clear();
+    for (const std::uint32_t row : before)
+      raw.push_back(scores[row]);
     const std::size_t reach = options_.kernel / 2;
-    for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t r = 0; r < raw.size(); ++r) {
       const std::size_t first = r - std::min(r, reach);
-      scores[r] = pooled(
-          std::span(raw).subspan(first, std::min(r + reach + 1, rows) - first));
+      const std::size_t end = std::min(r + reach + 1, raw.size());
+      scores[before[r]] = pooled(std::span(raw).subspan(first, end - first));
     }
   }
 
@@ -63,23 +67,21 @@ class SnapScorer final : public AttentionScorer {
     return sum / static_cast<float>(options_.kernel);
   }
 
-  static std::ptrdiff_t to_difference(std::size_t n) noexcept {
-    return static_cast<std::ptrdiff_t>(n);
-  }
-
-  [[nodiscard]] std::size_t rows_before_window(
-      const RescoreInput& in) const noexcept {
+  // By position: in slots rows lie in any order.
+  void find_rows_before_window(
+      const RescoreInput& in, std::vector<std::uint32_t>& out) const {
     const std::size_t group = in.group();
+    const auto position = [&](std::uint32_t row) {
+      return static_cast<std::size_t>(in.rows.position(group, row));
+    };
     const std::size_t end =
         static_cast<std::size_t>(in.rows.first_position()) + in.rows.new_rows();
-    std::size_t rows = in.rows.rows(group);
-    while (rows > 0 &&
-           static_cast<std::size_t>(in.rows.position(group, rows - 1)) +
-                   options_.window >=
-               end) {
-      --rows;
+    out.clear();
+    for (std::uint32_t row = 0; row < in.rows.rows(group); ++row) {
+      if (position(row) + options_.window < end) out.push_back(row);
     }
-    return rows;
+    if (!std::ranges::is_sorted(out, {}, position))
+      std::ranges::sort(out, {}, position);
   }
 
   SnapOptions options_;

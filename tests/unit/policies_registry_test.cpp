@@ -127,6 +127,53 @@ TEST(PolicyRegistryTest, AnyScorerTakesAMergerOfAttention) {
   }
 }
 
+// Slots are filled one by one, then a policy comes that finds rows in them.
+TEST(PolicyRegistryTest, ThePlaceOfRowsChangesNoChoice) {
+  const test::Model& model = test::two_layers();
+  std::mt19937 random(3);
+  for (const std::string name :
+       {"auto", "keydiff", "h2o", "cam", "tova", "snapkv", "chunkkv"}) {
+    SCOPED_TRACE(name);
+    PolicyOptions options = budget(50, 0, 5);
+    SequenceOptions slots = model.options();
+    slots.order = RowOrder::kSlot;
+    SequenceCache temporal(
+        model.layers, make("random", options), model.options());
+    SequenceCache shuffled(model.layers, make("random", options), slots);
+    model.feed(temporal, std::vector<std::size_t>(150, 1));
+    model.feed(shuffled, std::vector<std::size_t>(150, 1));
+    options.budget = 40;
+    options.merger = make_merger("cam", 0);
+    const Policy policy = make(name, options, model.filters_for(name));
+    // By position, so that both see the same.
+    std::vector<float> paid(test::kModelTokens);
+    for (SequenceCache* cache : {&temporal, &shuffled})
+      cache->set_policy(policy);
+    for (const std::size_t count : {40U, 3U, 1U}) {
+      for (float& x : paid)
+        x = static_cast<float>(random() % 1000) / 1000;
+      for (SequenceCache* cache : {&temporal, &shuffled}) {
+        model.append(*cache, count);
+        for (std::size_t l = 0; l < model.layers.size(); ++l) {
+          const RowsView rows = cache->rows(l);
+          const AttentionNeeds needs = *cache->attention_needs(l);
+          AttentionStatistics attention{needs.kind, needs.last_queries, {}};
+          for (std::size_t g = 0; g < rows.shape().groups(); ++g) {
+            auto& head = attention.rows.emplace_back();
+            for (std::size_t r = 0; r < rows.rows(g); ++r) {
+              head.push_back(
+                  paid[static_cast<std::size_t>(rows.position(g, r))]);
+            }
+          }
+          cache->observe(l, attention);
+        }
+        cache->commit();
+      }
+      EXPECT_EQ(test::in_temporal_order(shuffled), test::contents_of(temporal));
+    }
+  }
+}
+
 TEST(PolicyRegistryTest, AStateOfAnotherMergerIsRefusedByIt) {
   const test::Model& model = test::two_layers();
   for (const std::string name : {"auto", "h2o"}) {
