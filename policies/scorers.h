@@ -26,7 +26,8 @@ namespace qfilters::policies {
 
 /// Rows are chosen as by `base`, which looks at no attention; what travels with
 /// them is all attention they ever got, for a merger. `base` scores all rows
-/// anew whenever rows are chosen: O(rows * dim) and what it takes.
+/// anew whenever rows are chosen, as score_rows() does: O(rows * dim) and what
+/// it takes.
 [[nodiscard]] std::shared_ptr<const Scorer> make_attended_scorer(
     std::shared_ptr<const Scorer> base);
 
