@@ -54,7 +54,7 @@ std::vector<Merge> ask(const Merger& merger, const MergeInput& in) {
       continue;
     throw Error(
         ErrorKind::kInvalidArgument,
-        "commit: merger " + std::string(merger.name()) + " gives row " +
+        "merger " + std::string(merger.name()) + " gives row " +
             std::to_string(merge.evicted) + " of " +
             std::to_string(in.positions.size()) + " to rows " +
             std::to_string(merge.first) + " to " +

@@ -297,6 +297,37 @@ TEST(SequenceMergingTest, AMergerMayNotNameOtherRowsThanItWasGiven) {
   }
 }
 
+TEST(SequenceMergingTest, EvictingBetweenMicroBatchesMergesAsACommitDoes) {
+  for (const BudgetRule rule : {BudgetRule::kUniform, BudgetRule::kShared}) {
+    PolicyOptions options = merging(budget(20, 2, 5));
+    options.rule = rule;
+    SequenceCache at_once = cache_of(model(), knorm(options));
+    options.interval = 100;
+    SequenceCache later = cache_of(model(), knorm(options));
+    for (const std::size_t count : {60U, 30U}) {
+      model().feed(at_once, {count});
+      model().feed(later, {count});
+      later.evict();
+      EXPECT_EQ(contents_of(later), contents_of(at_once));
+    }
+  }
+}
+
+TEST(SequenceMergingTest, AnEvictionThatAMergerFailsChangesNothing) {
+  PolicyOptions options = budget(20, 2, 5, 100);
+  options.merger = std::make_shared<const WrongMerger>(Merge{0, 0, 1, 1});
+  SequenceCache cache = cache_of(model(), Policy::make("streaming", options));
+  model().feed(cache, {60});
+  const Contents before = contents_of(cache);
+  EXPECT_THAT(
+      error_of([&] { cache.evict(); }),
+      IsError(ErrorKind::kInvalidArgument, "merger wrong gives row 0 of 60"));
+  EXPECT_EQ(contents_of(cache), before);
+  cache.set_policy(Policy::make("streaming", budget(20, 2, 5)));
+  model().feed(cache, {1});
+  test::expect_true_rows(cache, model());
+}
+
 TEST(SequenceMergingTest, NoRowsAreNothingToMergeInto) {
   for (const Merge& merge : {Merge{30, 20, 0, 1}, Merge{30, 3, 0, 1}}) {
     PolicyOptions options = budget(20, 2, 5);
