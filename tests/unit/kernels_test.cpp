@@ -37,10 +37,6 @@ using test::random_halves;
 
 constexpr DType kHalves[] = {DType::kFloat16, DType::kBFloat16};
 
-Half half_of(DType dtype) {
-  return dtype == DType::kFloat16 ? Half::kFloat16 : Half::kBFloat16;
-}
-
 class KernelsTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
