@@ -22,7 +22,7 @@ class AttendedScorer final : public Scorer {
   }
 
   [[nodiscard]] std::string identity() const override {
-    return base_->identity() + ", attended";
+    return base_->identity();  // the merger's tells the rest
   }
 
   void check_layer(std::size_t layer, std::size_t kv_heads, std::size_t key_dim)

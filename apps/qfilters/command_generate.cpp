@@ -208,12 +208,14 @@ Json to_json(
 void print_time(
     const eval::RunRecord& record, const std::optional<double>& first) {
   const auto rate = [](std::size_t tokens, double seconds) {
-    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+    return tokens > 0 && seconds > 0
+               ? fmt::format("{:.1f}", static_cast<double>(tokens) / seconds)
+               : std::string("-");
   };
   if (first) fmt::print(stderr, "first token   after {:.2f} s\n", *first);
   fmt::print(
       stderr,
-      "tokens/s      prefill {:.1f}, decode {:.1f}\n",
+      "tokens/s      prefill {}, decode {}\n",
       rate(record.prefill_tokens, record.prefill_seconds),
       rate(record.decode_tokens, record.decode_seconds));
   const double seconds = record.prefill_seconds + record.decode_seconds;
@@ -240,6 +242,10 @@ void print_summary(
         record.limits->recent,
         record.limits->interval);
   }
+  const std::string merge = record.spec.merge.value_or("none");
+  if (record.limits && merge != "none") {
+    fmt::print(stderr, ", values merged by {}", merge);
+  }
   if (record.spec.cache_type != "f16") {
     fmt::print(stderr, ", rows as {}", record.spec.cache_type);
   }
@@ -261,7 +267,8 @@ void print_summary(
       stats.evictions);
   fmt::print(
       stderr,
-      "KV cache      {} at its peak, {} for every row\n",
+      "KV cache      {} at its peak with the cells of a step, {} if no row had "
+      "gone\n",
       mebibytes(stats.kv_bytes_peak),
       mebibytes(stats.kv_bytes_full));
   print_time(record, generation.first_token_seconds());

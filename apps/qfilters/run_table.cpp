@@ -62,7 +62,12 @@ std::vector<Column> task_columns(
 std::vector<Column> columns_of(const std::string& task, const Json* baseline) {
   std::vector<Column> columns{
       {"policy",
-       [](const Json& run) { return run["policy"].get<std::string>(); }},
+       [](const Json& run) {
+         const std::string policy = run["policy"];
+         const std::string merge = run.value("merge", "none");
+         return merge == "none" || merge == policy ? policy
+                                                   : policy + " +" + merge;
+       }},
       {"budget", [](const Json& run) {
          const Json& rows = run["budget"];
          return rows.is_null() ? "-" : std::to_string(rows.get<std::size_t>());

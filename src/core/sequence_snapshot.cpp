@@ -87,10 +87,6 @@ std::vector<std::string> SequenceCache::identity() const {
   const PolicyOptions& options = policy_.options();
   out.push_back("policy " + std::string(policy_.name()));
   if (policy_.bounded()) {
-    // First: where one side has none, the scorers may differ for that alone.
-    if (options.merger != nullptr) {
-      out.push_back("merger " + options.merger->identity());
-    }
     out.push_back("scorer " + policy_.scorer()->identity());
     out.push_back("budget " + std::to_string(options.budget));
     out.push_back("sinks " + std::to_string(options.protection.sinks));
@@ -108,6 +104,9 @@ std::vector<std::string> SequenceCache::identity() const {
     }
     if (options.block != 1) {
       out.push_back("block " + std::to_string(options.block));
+    }
+    if (options.merger != nullptr) {
+      out.push_back("merger " + options.merger->identity());
     }
   }
   out.push_back(std::string("dtype ") + to_string(options_.dtype));
