@@ -91,6 +91,23 @@ bool needs_filters(std::string_view policy) {
   return info != nullptr && info->needs_filters;
 }
 
+namespace {
+
+void check_cache_types(const RunSpec& spec) {
+  if (spec.cache_type != "f16" && spec.cache_type != "int8") {
+    refuse("cache type: '" + spec.cache_type + "' is not one of f16, int8");
+  }
+  const std::string& type = spec.llama_cache_type;
+  if (type != "f16" && type != "bf16" && type != "q8_0") {
+    refuse("cache type: '" + type + "' is not one of f16, bf16, q8_0");
+  }
+  if (type == "q8_0" && !spec.llama_flash_attention) {
+    refuse("cache type: llama.cpp's q8_0 cache needs flash attention on");
+  }
+}
+
+}  // namespace
+
 void check_spec(const RunSpec& spec) {
   const std::vector<std::string> names = policy_names();
   if (std::find(names.begin(), names.end(), spec.policy) == names.end()) {
@@ -108,16 +125,7 @@ void check_spec(const RunSpec& spec) {
         "threads: " + std::to_string(spec.threads) + " is not in 1.." +
         std::to_string(kMostThreads));
   }
-  if (spec.cache_type != "f16" && spec.cache_type != "int8") {
-    refuse("cache type: '" + spec.cache_type + "' is not one of f16, int8");
-  }
-  const std::string& type = spec.llama_cache_type;
-  if (type != "f16" && type != "bf16" && type != "q8_0") {
-    refuse("cache type: '" + type + "' is not one of f16, bf16, q8_0");
-  }
-  if (type == "q8_0" && !spec.llama_flash_attention) {
-    refuse("cache type: llama.cpp's q8_0 cache needs flash attention on");
-  }
+  check_cache_types(spec);
   static_cast<void>(rule_of(spec));
   static_cast<void>(policies::make_merger(merge_of(spec), spec.seed));
   if (!is_size(block_of(spec)) || !(spec.floor >= 0 && spec.floor <= 1)) {
@@ -281,13 +289,13 @@ void add_stats(
   total.evictions += one.evictions;
 }
 
-Json to_json(const RunRecord& record) {
+namespace {
+
+// What was asked for.
+Json options_json(const RunRecord& record) {
   const auto limit = [&](std::size_t Limits::*member) {
     return record.limits ? Json((*record.limits).*member) : Json(nullptr);
   };
-  const LayerShape shape =
-      record.layers.empty() ? LayerShape{} : record.layers.front();
-  const llama::SessionStats& stats = record.stats;
   Json json;
   json["policy"] = record.spec.policy;
   if (record.spec.policy == kLlama) {
@@ -311,6 +319,16 @@ Json to_json(const RunRecord& record) {
     json["merge"] = merge_of(record.spec);
   }
   json["protocol"] = record.spec.protocol;
+  return json;
+}
+
+}  // namespace
+
+Json to_json(const RunRecord& record) {
+  const LayerShape shape =
+      record.layers.empty() ? LayerShape{} : record.layers.front();
+  const llama::SessionStats& stats = record.stats;
+  Json json = options_json(record);
   json["chunk"] = record.spec.chunk;
   json["threads"] = record.spec.threads;
   json["isa"] = active_isa();

@@ -188,8 +188,7 @@ Policy make(
   }
   PolicyOptions unmerged = options;
   unmerged.merger = nullptr;
-  const Policy policy =
-      make_unmerged(name, unmerged, std::move(filters), layers);
+  Policy policy = make_unmerged(name, unmerged, std::move(filters), layers);
   if (options.merger == nullptr || !policy.bounded()) return policy;
   PolicyOptions merged = policy.options();
   merged.merger = options.merger;

@@ -88,29 +88,14 @@ void add_policy_options(
   }
 }
 
-}  // namespace
-
-void add_run_options(
-    CLI::App& command, RunOptions& options, Candidates candidates) {
-  add_model_options(command, options.model, options.gpu_layers, options.chunk);
-  command
-      .add_option(
-          "--filters",
-          options.filters,
-          "Filters of the model (.npz, .safetensors, .gguf) for policies auto, "
-          "qfilters, expected and squeeze, each its own kind; may be repeated; "
-          "see `qfilters calibrate`")
-      ->allow_extra_args(false)
-      ->type_name("FILE");
-  add_policy_options(command, options, candidates);
+void add_eviction_options(CLI::App& command, RunOptions& options) {
   add_count(command, "--sink", options.sinks, "First rows, never evicted");
   command
       .add_option(
           "--recent",
           options.recent,
           "Newest rows, never evicted [auto: 192, or half of the budget less "
-          "64 "
-          "if that is less, or a quarter if that is more; reconstruct: a "
+          "64 if that is less, or a quarter if that is more; reconstruct: a "
           "quarter; streaming, tova, expected, squeeze: 0; snapkv, pyramidkv, "
           "chunkkv: 32; else half]")
       ->check(whole_number());
@@ -150,6 +135,9 @@ void add_run_options(
       options.seed,
       "Seed of sampling, of policy random, of --merge and of what `eval ruler` "
       "makes");
+}
+
+void add_cache_options(CLI::App& command, RunOptions& options) {
   command
       .add_option(
           "--cache-type",
@@ -169,6 +157,25 @@ void add_run_options(
           options.llama_cache_type,
           "Policy llama: f16, bf16 or q8_0")
       ->capture_default_str();
+}
+
+}  // namespace
+
+void add_run_options(
+    CLI::App& command, RunOptions& options, Candidates candidates) {
+  add_model_options(command, options.model, options.gpu_layers, options.chunk);
+  command
+      .add_option(
+          "--filters",
+          options.filters,
+          "Filters of the model (.npz, .safetensors, .gguf) for policies auto, "
+          "qfilters, expected and squeeze, each its own kind; may be repeated; "
+          "see `qfilters calibrate`")
+      ->allow_extra_args(false)
+      ->type_name("FILE");
+  add_policy_options(command, options, candidates);
+  add_eviction_options(command, options);
+  add_cache_options(command, options);
   add_common_options(command, options.common);
 }
 

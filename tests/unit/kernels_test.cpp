@@ -24,7 +24,6 @@ namespace qfilters {
 namespace {
 
 using kernels::AttendTask;
-using kernels::Half;
 using kernels::HalfRows;
 using kernels::kTileRows;
 using kernels::Softmax;

@@ -22,7 +22,6 @@
 namespace qfilters {
 namespace {
 
-using kernels::Half;
 using kernels::kTileRows;
 
 using test::HalfTensor;
