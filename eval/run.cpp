@@ -32,11 +32,16 @@ double rate(std::size_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
 }
 
-std::size_t default_recent(const RunSpec& spec, std::size_t budget) {
+std::size_t default_recent(
+    const RunSpec& spec,
+    std::size_t budget,
+    std::span<const LayerShape> layers) {
   const policies::PolicyInfo* const info = policies::find(spec.policy);
   if (info == nullptr || budget <= spec.sinks) return 0;
+  const bool windows = std::ranges::any_of(
+      layers, [](const LayerShape& layer) { return layer.window != 0; });
   const std::size_t wanted =
-      info->recent == nullptr ? budget / 2 : info->recent(budget);
+      info->recent == nullptr ? budget / 2 : info->recent(budget, windows);
   return std::min(wanted, budget - spec.sinks - 1);
 }
 
@@ -179,7 +184,8 @@ std::optional<Limits> limits_of(
     limits.budget = rows_beside(limits.interval);
   }
   limits.sinks = spec.sinks;
-  limits.recent = spec.recent.value_or(default_recent(spec, limits.budget));
+  limits.recent =
+      spec.recent.value_or(default_recent(spec, limits.budget, layers));
   // Written so that huge values cannot wrap around.
   if (limits.sinks >= limits.budget ||
       limits.recent >= limits.budget - limits.sinks) {

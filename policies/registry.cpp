@@ -16,23 +16,24 @@ namespace {
 
 constexpr std::size_t kWindow = SnapOptions{}.window;
 
-constexpr std::size_t none(std::size_t /*budget*/) {
+constexpr std::size_t none(std::size_t /*budget*/, bool /*windows*/) {
   return 0;
 }
 
-constexpr std::size_t window(std::size_t /*budget*/) {
+constexpr std::size_t window(std::size_t /*budget*/, bool /*windows*/) {
   return kWindow;
 }
 
-constexpr std::size_t quarter(std::size_t budget) {
+constexpr std::size_t quarter(std::size_t budget, bool /*windows*/) {
   return budget / 4;
 }
 
-// Fluency wants about so many of the newest rows, whatever the budget; facts
-// want some rows, whatever the budget.
-constexpr std::size_t fluent(std::size_t budget) {
+// Fluency wants about so many of the newest rows, whatever the budget, and few
+// where other layers have them; facts want some rows, whatever the budget.
+constexpr std::size_t fluent(std::size_t budget, bool windows) {
   constexpr std::size_t kFluency = 192;
-  constexpr std::size_t kFacts = 64;
+  constexpr std::size_t kFacts = 32;
+  if (windows) return budget / 8;
   const std::size_t half = budget / 2;
   return std::max(
       budget / 4, std::min(kFluency, half - std::min(half, kFacts)));

@@ -20,8 +20,9 @@ struct PolicyInfo {
   std::string_view name;
   std::string_view source;  ///< where the method comes from
   bool needs_filters = false;
-  /// How many of so many rows are kept for the newest; half if null.
-  std::size_t (*recent)(std::size_t budget) = nullptr;
+  /// How many of so many rows are kept for the newest, where other layers keep
+  /// a window of them anyway or where none does; half if null.
+  std::size_t (*recent)(std::size_t budget, bool windows) = nullptr;
   std::size_t block = 1;                   ///< PolicyOptions::block
   BudgetRule rule = BudgetRule::kUniform;  ///< PolicyOptions::rule
   bool needs_layers = false;         ///< make() must know the model's layers

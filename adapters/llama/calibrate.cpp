@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,36 +112,12 @@ namespace {
 
 // Below this attention a key is worth nothing, whatever the logarithm says.
 constexpr float kLeastAttention = 1e-8F;
-// What attention to come and unlikeness count beside the second reading.
-constexpr float kLaterShare = 0.75F;
-constexpr float kUnlikeShare = 0.75F;
 
-// How unlike the mean direction each key is: -k . m in standard deviations.
-std::vector<float> unlikeness(std::span<const float> keys, std::size_t dim) {
-  const std::size_t rows = keys.size() / dim;
-  std::vector<double> mean(dim);
-  for (std::size_t r = 0; r < rows; ++r) {
-    const auto key = keys.subspan(r * dim, dim);
-    const double norm =
-        std::sqrt(std::inner_product(key.begin(), key.end(), key.begin(), 0.0));
-    for (std::size_t d = 0; norm > 0 && d < dim; ++d)
-      mean[d] += key[d] / norm;
-  }
-  std::vector<double> along(rows);
-  for (std::size_t r = 0; r < rows; ++r) {
-    const auto key = keys.subspan(r * dim, dim);
-    along[r] = std::inner_product(key.begin(), key.end(), mean.begin(), 0.0);
-  }
-  const auto count = static_cast<double>(rows);
-  const double middle = std::reduce(along.begin(), along.end()) / count;
-  double variance = 0;
-  for (const double each : along)
-    variance += (each - middle) * (each - middle) / count;
-  const double deviation = variance > 0 ? std::sqrt(variance) : 1;
-  std::vector<float> out(rows);
-  for (std::size_t r = 0; r < rows; ++r)
-    out[r] = static_cast<float>((middle - along[r]) / deviation);
-  return out;
+float median(std::vector<float> values) {
+  const auto middle =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 // What keys of a passage turn out to be worth, for every global head.
@@ -188,26 +163,42 @@ class Worth {
     }
   }
 
+  // Facts, then fluency, each against the median key of all heads: as many
+  // keys are worth their place for one as for the other.
   void teach(const SequenceCache& cache, KeyRegression& regression) const {
-    std::vector<float> all;
+    std::vector<float> facts;
+    std::vector<float> fluency;
+    for (const std::vector<Head>& layer : heads_) {
+      for (const Head& head : layer) {
+        for (std::size_t r = kSinkRows; r < rows_; ++r) {
+          facts.push_back(std::log(head.again[r] + kLeastAttention));
+          fluency.push_back(
+              std::log(head.later[r] / queries_[r] + kLeastAttention));
+        }
+      }
+    }
+    if (facts.empty()) return;  // no layer is global
+    const float usual_fact = median(facts);
+    const float usual_fluency = median(fluency);
+    const std::size_t judged = rows_ - kSinkRows;
+    std::vector<float> keys;
+    std::vector<float> worth(2 * judged);
+    std::size_t first = 0;
     for (std::size_t l = 0; l < heads_.size(); ++l) {
-      for (std::size_t h = 0; h < heads_[l].size(); ++h) {
+      for (std::size_t h = 0; h < heads_[l].size(); ++h, first += judged) {
         const RowsView view = cache.rows(l);
         const std::size_t dim = view.shape().key_dim;
-        all.resize(view.rows(h) * dim);
-        read_keys(view, h, all);
-        const auto keys =
-            std::span(all).subspan(kSinkRows * dim, (rows_ - kSinkRows) * dim);
-        std::vector<float> worth = unlikeness(keys, dim);
-        const Head& head = heads_[l][h];
-        for (std::size_t i = 0; i < worth.size(); ++i) {
-          const std::size_t r = kSinkRows + i;
-          const float later = head.later[r] / queries_[r];
-          worth[i] = std::log(head.again[r] + kLeastAttention) +
-                     kLaterShare * std::log(later + kLeastAttention) +
-                     kUnlikeShare * worth[i];
+        keys.resize(view.rows(h) * dim);
+        read_keys(view, h, keys);
+        for (std::size_t i = 0; i < judged; ++i) {
+          worth[i] = facts[first + i] - usual_fact;
+          worth[judged + i] = fluency[first + i] - usual_fluency;
         }
-        regression.add(l, h, keys, worth);
+        regression.add(
+            l,
+            h,
+            std::span(keys).subspan(kSinkRows * dim, judged * dim),
+            worth);
       }
     }
   }
@@ -243,7 +234,7 @@ FilterBank calibrate_reconstruction(
   std::vector<KeyShape> keys;
   for (const LayerShape& shape : shapes)
     keys.push_back({shape.kv_heads, shape.key_dim});
-  KeyRegression regression(keys);
+  KeyRegression regression(keys, 2);
   SequenceCache cache = make_cache(source, options);
   const auto feed = [&](std::span<const Token> all, std::size_t before) {
     for (std::size_t i = 0; i < all.size(); i += engine.chunk()) {

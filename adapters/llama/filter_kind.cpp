@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <string>
 
+#include "qfilters/auto_scorer.h"
 #include "qfilters/error.h"
-#include "qfilters/key_regression.h"
 #include "qfilters/query_statistics.h"
 
 namespace qfilters::llama {
@@ -42,7 +42,7 @@ std::size_t size_of(FilterKind kind, const AttentionLayer& layer) noexcept {
     case FilterKind::kQFilters:
       return layer.key_dim;
     case FilterKind::kAuto:
-      return quadratic_size(layer.key_dim);
+      return auto_size(layer.key_dim);
     case FilterKind::kExpected:
       return statistics_size(layer.key_dim, layer.query_heads / layer.kv_heads);
     case FilterKind::kSqueeze:

@@ -13,7 +13,7 @@ namespace qfilters::llama {
 /// Whose filters a FilterBank holds: FilterMetadata::query_site says so.
 enum class FilterKind {
   kQFilters,  ///< "attention", and whatever other tools say: directions
-  kAuto,      ///< "reconstruction": coefficients of KeyRegression
+  kAuto,      ///< "reconstruction": coefficients of make_auto_scorer()
   kExpected,  ///< "statistics": QueryStatistics
   kSqueeze,   ///< "residual": one similarity a layer
 };

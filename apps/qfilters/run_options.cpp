@@ -95,9 +95,9 @@ void add_eviction_options(CLI::App& command, RunOptions& options) {
           "--recent",
           options.recent,
           "Newest rows, never evicted [auto: 192, or half of the budget less "
-          "64 if that is less, or a quarter if that is more; reconstruct: a "
-          "quarter; streaming, tova, expected, squeeze: 0; snapkv, pyramidkv, "
-          "chunkkv: 32; else half]")
+          "32 if that is less, or a quarter if that is more; an eighth where "
+          "other layers have windows; reconstruct: a quarter; streaming, tova, "
+          "expected, squeeze: 0; snapkv, pyramidkv, chunkkv: 32; else half]")
       ->check(whole_number());
   command
       .add_option(

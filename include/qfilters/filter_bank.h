@@ -15,7 +15,7 @@ struct FilterMetadata {
   std::string model_id = {};           ///< name for people
   std::string model_fingerprint = {};  ///< of the model they were made on
   /// "attention": Q-Filters of queries after QK-norm and RoPE;
-  /// "reconstruction": coefficients of policy auto (KeyRegression);
+  /// "reconstruction": coefficients of policy auto (auto_scorer.h);
   /// "statistics": those of policy expected (QueryStatistics);
   /// "residual": a similarity per layer, of policy squeeze.
   std::string query_site = {};

@@ -58,11 +58,11 @@ class Policy {
   static Policy full();
 
   /// By name: full, auto, qfilters, streaming, knorm, random. auto and qfilters
-  /// need `filters`, each its own kind (see scoring.h). Throws Error
-  /// kInvalidArgument for an unknown name, for sinks + recent >= a budget, a
-  /// block of 0 or beyond kMostSize, a floor outside 0..1, budgets of layers
-  /// under kShared, a merger of attention with a scorer that does not look at
-  /// any, or when filters are missing.
+  /// need `filters`, each its own kind (see scoring.h, auto_scorer.h). Throws
+  /// Error kInvalidArgument for an unknown name, for sinks + recent >= a
+  /// budget, a block of 0 or beyond kMostSize, a floor outside 0..1, budgets of
+  /// layers under kShared, a merger of attention with a scorer that does not
+  /// look at any, or when filters are missing.
   static Policy make(
       std::string_view name,
       const PolicyOptions& options,

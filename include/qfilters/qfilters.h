@@ -3,6 +3,7 @@
 // Everything of the core library.
 
 #include "qfilters/attention.h"
+#include "qfilters/auto_scorer.h"
 #include "qfilters/cache_builder.h"
 #include "qfilters/calibrator.h"
 #include "qfilters/config.h"
@@ -10,6 +11,7 @@
 #include "qfilters/filter_bank.h"
 #include "qfilters/fingerprint.h"
 #include "qfilters/isa.h"
+#include "qfilters/key_difference.h"
 #include "qfilters/key_regression.h"
 #include "qfilters/kv_cache.h"
 #include "qfilters/kv_store.h"

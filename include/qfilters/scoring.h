@@ -187,15 +187,6 @@ void score_rows(
 [[nodiscard]] std::shared_ptr<const Scorer> make_qfilters_scorer(
     std::shared_ptr<const FilterBank> filters, int sign = 1);
 
-/// Ours: score_quadratic() with coefficients fitted to how much attention a key
-/// gets when the model reads its context again (the score of KVzip,
-/// arXiv:2505.23416, predicted from the key alone as KVzap, arXiv:2601.07891,
-/// predicts it from hidden states), how much attention is to come, and how
-/// unlike the others it is. Comparable across heads and layers, made
-/// for BudgetRule::kShared. `filters` are KeyRegression's.
-[[nodiscard]] std::shared_ptr<const Scorer> make_reconstruction_scorer(
-    std::shared_ptr<const FilterBank> filters);
-
 /// StreamingLLM (arXiv:2309.17453): the newest rows stay; score = position.
 /// `name` is the scorer's: a literal.
 [[nodiscard]] std::shared_ptr<const Scorer> make_streaming_scorer(

@@ -38,18 +38,19 @@ void write_terms(std::span<const float> key, Eigen::Ref<VectorXd> to) {
   to[2 * dim + 1] = 1.0;
 }
 
-// Coefficients for sums over `keys` keys; the last term is the constant.
-VectorXd solve(
+// Coefficients [terms, scores] for sums over `keys` keys; the last term is the
+// constant.
+MatrixXd solve(
     const MatrixXd& second,
-    const VectorXd& with_worth,
+    const MatrixXd& with_worth,
     double keys,
     double ridge) {
   const Index terms = second.rows() - 1;
   const VectorXd mean = second.row(terms).head(terms).transpose() / keys;
-  const double mean_worth = with_worth[terms] / keys;
+  const Eigen::RowVectorXd mean_worth = with_worth.row(terms) / keys;
   MatrixXd covariance = second.topLeftCorner(terms, terms) / keys;
   covariance -= mean * mean.transpose();
-  const VectorXd cross = with_worth.head(terms) / keys - mean * mean_worth;
+  const MatrixXd cross = with_worth.topRows(terms) / keys - mean * mean_worth;
   // Terms that never vary get no coefficient.
   VectorXd scale = covariance.diagonal().cwiseMax(0.0).cwiseSqrt();
   for (Index i = 0; i < terms; ++i) {
@@ -58,19 +59,27 @@ VectorXd solve(
   }
   MatrixXd standard = scale.asDiagonal() * covariance * scale.asDiagonal();
   standard.diagonal().array() += ridge;
-  VectorXd out(terms + 1);
-  out.head(terms) = scale.asDiagonal() *
-                    standard.llt().solve(scale.asDiagonal() * cross).eval();
-  out[terms] = mean_worth - out.head(terms).dot(mean);
+  MatrixXd out(terms + 1, with_worth.cols());
+  out.topRows(terms) = scale.asDiagonal() *
+                       standard.llt().solve(scale.asDiagonal() * cross).eval();
+  out.row(terms) = mean_worth - mean.transpose() * out.topRows(terms);
   return out;
 }
 
 }  // namespace
 
-KeyRegression::KeyRegression(const std::vector<KeyShape>& layers) {
+KeyRegression::KeyRegression(
+    const std::vector<KeyShape>& layers, std::size_t scores)
+    : scores_(scores) {
   if (layers.empty()) {
     throw Error(
         ErrorKind::kInvalidArgument, "KeyRegression: there are no layers");
+  }
+  if (!is_size(scores)) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "KeyRegression: scores=" + std::to_string(scores) + " must be in 1.." +
+            std::to_string(kMostSize));
   }
   for (const KeyShape& shape : layers) {
     if (!is_size(shape.kv_heads) || !is_size(shape.dim)) {
@@ -85,7 +94,9 @@ KeyRegression::KeyRegression(const std::vector<KeyShape>& layers) {
     layers_.push_back({shape, {}});
     layers_.back().heads.resize(
         shape.kv_heads,
-        {std::vector<double>(terms * terms), std::vector<double>(terms), 0});
+        {std::vector<double>(terms * terms),
+         std::vector<double>(scores * terms),
+         0});
   }
 }
 
@@ -101,12 +112,15 @@ void KeyRegression::add(
             " kv_head=" + std::to_string(kv_head) + " does not exist");
   }
   const std::size_t dim = layers_[layer].shape.dim;
-  if (keys.size() / dim != worth.size() || keys.size() % dim != 0) {
+  const std::size_t tokens = keys.size() / dim;
+  if (keys.size() % dim != 0 || worth.size() % scores_ != 0 ||
+      worth.size() / scores_ != tokens) {
     throw Error(
         ErrorKind::kShape,
         "KeyRegression::add: " + std::to_string(keys.size()) +
-            " values of keys with dim=" + std::to_string(dim) + " for " +
-            std::to_string(worth.size()) + " keys");
+            " values of keys with dim=" + std::to_string(dim) + " and " +
+            std::to_string(worth.size()) +
+            " of what they are worth, scores=" + std::to_string(scores_));
   }
   if (!all_finite(keys) || !all_finite(worth)) {
     throw Error(
@@ -117,21 +131,25 @@ void KeyRegression::add(
   Head& head = layers_[layer].heads[kv_head];
   const auto terms = static_cast<Index>(quadratic_size(dim));
   Eigen::Map<MatrixXd> second(head.second.data(), terms, terms);
-  Eigen::Map<VectorXd> with_worth(head.with_worth.data(), terms);
+  const auto scores = static_cast<Index>(scores_);
+  Eigen::Map<MatrixXd> with_worth(head.with_worth.data(), terms, scores);
+  const Eigen::Map<const Eigen::MatrixXf> judged(
+      worth.data(), static_cast<Index>(tokens), scores);
   MatrixXd block(terms, static_cast<Index>(kBlockRows));
-  for (std::size_t t = 0; t < worth.size(); t += kBlockRows) {
-    const std::size_t rows = std::min(kBlockRows, worth.size() - t);
+  for (std::size_t t = 0; t < tokens; t += kBlockRows) {
+    const std::size_t rows = std::min(kBlockRows, tokens - t);
     for (std::size_t r = 0; r < rows; ++r) {
       write_terms(
           keys.subspan((t + r) * dim, dim), block.col(static_cast<Index>(r)));
     }
     const auto used = block.leftCols(static_cast<Index>(rows));
     second.selfadjointView<Eigen::Lower>().rankUpdate(used);
-    with_worth += used * Eigen::Map<const Eigen::VectorXf>(
-                             worth.data() + t, static_cast<Index>(rows))
-                             .cast<double>();
+    with_worth +=
+        used *
+        judged.middleRows(static_cast<Index>(t), static_cast<Index>(rows))
+            .cast<double>();
   }
-  head.keys += worth.size();
+  head.keys += tokens;
 }
 
 FilterBank KeyRegression::finish(FilterMetadata metadata, double ridge) const {
@@ -145,8 +163,8 @@ FilterBank KeyRegression::finish(FilterMetadata metadata, double ridge) const {
   metadata.n_samples = kNone;
   std::vector<LayerFilters> out;
   for (const Layer& layer : layers_) {
-    const std::size_t size = quadratic_size(layer.shape.dim);
-    const auto terms = static_cast<Index>(size);
+    const auto terms = static_cast<Index>(quadratic_size(layer.shape.dim));
+    const std::size_t size = scores_ * quadratic_size(layer.shape.dim);
     out.push_back({layer.shape.kv_heads, size, {}});
     const bool unseen = std::all_of(
         layer.heads.begin(), layer.heads.end(), [](const Head& head) {
@@ -168,12 +186,13 @@ FilterBank KeyRegression::finish(FilterMetadata metadata, double ridge) const {
       const MatrixXd second =
           Eigen::Map<const MatrixXd>(head.second.data(), terms, terms)
               .selfadjointView<Eigen::Lower>();
-      const VectorXd solved = solve(
+      const MatrixXd solved = solve(
           second,
-          Eigen::Map<const VectorXd>(head.with_worth.data(), terms),
+          Eigen::Map<const MatrixXd>(
+              head.with_worth.data(), terms, static_cast<Index>(scores_)),
           static_cast<double>(head.keys),
           ridge);
-      for (const double value : solved)
+      for (const double value : solved.reshaped())
         out.back().values.push_back(static_cast<float>(value));
     }
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "qfilters/auto_scorer.h"
 #include "qfilters/error.h"
 #include "qfilters/limits.h"
 
@@ -57,7 +58,7 @@ Policy Policy::make(
   }
   if (*known == "full") return full();
   if (*known == "auto") {
-    return custom(make_reconstruction_scorer(std::move(filters)), options);
+    return custom(make_auto_scorer(std::move(filters)), options);
   }
   if (*known == "qfilters") {
     return custom(

@@ -9,6 +9,7 @@
 #include "qfilters/error.h"
 #include "qfilters/key_regression.h"
 
+#include "core/filter_checks.h"
 #include "core/half.h"
 #include "core/row_noise.h"
 #include "core/shape_text.h"
@@ -42,36 +43,6 @@ kernels::HalfRows head_rows(
       half_of(keys.dtype)};
 }
 
-// Throws unless a layer's filters are [heads, dim].
-void check_bank(
-    const char* name,
-    const FilterBank& filters,
-    std::size_t layer,
-    std::size_t heads,
-    std::size_t dim) {
-  const bool exists = layer < filters.layers();
-  if (exists && filters.layer(layer).heads == heads &&
-      filters.layer(layer).dim == dim) {
-    return;
-  }
-  const std::string have =
-      exists ? "[" + std::to_string(filters.layer(layer).heads) + ", " +
-                   std::to_string(filters.layer(layer).dim) + "]"
-             : "none (" + std::to_string(filters.layers()) + " layers)";
-  throw Error(
-      ErrorKind::kMismatch,
-      std::string(name) + ": layer " + std::to_string(layer) +
-          " needs filters [" + std::to_string(heads) + ", " +
-          std::to_string(dim) + "], the filters have " + have);
-}
-
-void check_given(const char* name, const FilterBank* filters) {
-  if (filters != nullptr) return;
-  throw Error(
-      ErrorKind::kInvalidArgument,
-      std::string(name) + ": no filters; make them with `qfilters calibrate`");
-}
-
 class QFiltersScorer final : public Scorer {
  public:
   QFiltersScorer(std::shared_ptr<const FilterBank> filters, int sign)
@@ -103,37 +74,6 @@ class QFiltersScorer final : public Scorer {
  private:
   std::shared_ptr<const FilterBank> filters_;
   float sign_;
-};
-
-class ReconstructionScorer final : public Scorer {
- public:
-  explicit ReconstructionScorer(std::shared_ptr<const FilterBank> filters)
-      : filters_(std::move(filters)) {}
-
-  [[nodiscard]] std::string_view name() const noexcept override {
-    return "auto";
-  }
-
-  [[nodiscard]] std::string identity() const override {
-    return "auto " + filters_->fingerprint();
-  }
-
-  void check_layer(std::size_t layer, std::size_t kv_heads, std::size_t key_dim)
-      const override {
-    check_bank("auto", *filters_, layer, kv_heads, quadratic_size(key_dim));
-  }
-
-  void score(const ScoreInput& in, std::span<float> out) const override {
-    score_quadratic(
-        in.keys,
-        in.batch,
-        in.kv_head,
-        filters_->layer(in.layer).head(in.kv_head),
-        out);
-  }
-
- private:
-  std::shared_ptr<const FilterBank> filters_;
 };
 
 class StreamingScorer final : public Scorer {
@@ -388,12 +328,6 @@ std::shared_ptr<const Scorer> make_qfilters_scorer(
         "qfilters: sign must be +1 or -1, got " + std::to_string(sign));
   }
   return std::make_shared<QFiltersScorer>(std::move(filters), sign);
-}
-
-std::shared_ptr<const Scorer> make_reconstruction_scorer(
-    std::shared_ptr<const FilterBank> filters) {
-  check_given("auto", filters.get());
-  return std::make_shared<ReconstructionScorer>(std::move(filters));
 }
 
 std::shared_ptr<const Scorer> make_streaming_scorer(std::string_view name) {

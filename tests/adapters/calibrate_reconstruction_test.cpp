@@ -31,7 +31,8 @@ using testing::some_tokens;
 // worth.
 struct Lessons {
   Rows keys;
-  Row worth;
+  Row facts;
+  Row fluency;
 };
 
 // Of a passage of `tokens` tokens, heard in micro-batches of `chunk` and then
@@ -59,28 +60,39 @@ void add_lessons(
   // Neither sinks nor the last eighth, nor what no later micro-batch sees.
   const std::size_t end =
       std::min(tokens - tokens / 8, (tokens - 1) / chunk * chunk);
-  Row mean(keys[0].size());
-  for (std::size_t r = 8; r < end; ++r) {
-    for (std::size_t d = 0; d < mean.size(); ++d) {
-      mean[d] += keys[r][d] / std::sqrt(dot(keys[r], keys[r]));
-    }
-  }
-  Row along;
-  for (std::size_t r = 8; r < end; ++r) {
-    along.push_back(dot(keys[r], mean));
-  }
-  const Row ones(along.size(), 1);
-  const auto count = static_cast<double>(along.size());
-  const double middle = dot(along, ones) / count;
-  const double deviation =
-      std::sqrt(dot(along, along) / count - middle * middle);
   for (std::size_t r = 8; r < end; ++r) {
     const std::size_t behind = tokens - (r / chunk + 1) * chunk;
     out.keys.push_back(keys[r]);
-    out.worth.push_back(
-        std::log(again[r] + 1e-8) +
-        0.75 * std::log(later[r] / static_cast<double>(behind) + 1e-8) +
-        0.75 * (middle - along[r - 8]) / deviation);
+    out.facts.push_back(std::log(again[r] + 1e-8));
+    out.fluency.push_back(
+        std::log(later[r] / static_cast<double>(behind) + 1e-8));
+  }
+}
+
+// What is behind the first of each head's lessons is judged against the upper
+// median of all of it.
+void level(
+    std::vector<std::vector<Lessons>>& layers,
+    const std::vector<std::vector<std::size_t>>& firsts,
+    Row Lessons::*worth) {
+  Row all;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    for (std::size_t h = 0; h < layers[l].size(); ++h) {
+      const Row& row = layers[l][h].*worth;
+      all.insert(
+          all.end(),
+          row.begin() + static_cast<std::ptrdiff_t>(firsts[l][h]),
+          row.end());
+    }
+  }
+  std::ranges::sort(all);
+  const double median = all[all.size() / 2];
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    for (std::size_t h = 0; h < layers[l].size(); ++h) {
+      Row& row = layers[l][h].*worth;
+      for (std::size_t r = firsts[l][h]; r < row.size(); ++r)
+        row[r] -= median;
+    }
   }
 }
 
@@ -136,10 +148,11 @@ Row solve(std::vector<Row> a, Row b) {
 }
 
 // The ridge regression of worth on a key's terms has these coefficients.
-void expect_fitted(const Lessons& lessons, std::span<const float> found) {
-  const Standardised terms(lessons.keys);
+void expect_fitted(
+    const Rows& keys, const Row& worth, std::span<const float> found) {
+  const Standardised terms(keys);
   const std::size_t size = terms.columns.size();
-  const auto count = static_cast<double>(lessons.worth.size());
+  const auto count = static_cast<double>(worth.size());
   std::vector<Row> normal(size, Row(size));
   Row with_worth;
   for (std::size_t i = 0; i < size; ++i) {
@@ -147,10 +160,10 @@ void expect_fitted(const Lessons& lessons, std::span<const float> found) {
       normal[i][j] = dot(terms.columns[i], terms.columns[j]) / count;
     }
     normal[i][i] += 1e-3;
-    with_worth.push_back(dot(terms.columns[i], lessons.worth) / count);
+    with_worth.push_back(dot(terms.columns[i], worth) / count);
   }
   const Row want = solve(normal, with_worth);
-  double constant = dot(lessons.worth, Row(lessons.worth.size(), 1)) / count;
+  double constant = dot(worth, Row(worth.size(), 1)) / count;
   ASSERT_EQ(found.size(), size + 1);
   for (std::size_t i = 0; i < size; ++i) {
     EXPECT_NEAR(found[i] * terms.deviation[i], want[i], 1e-4) << i;
@@ -174,13 +187,17 @@ std::vector<std::vector<Lessons>> lessons_of(
     text.insert(text.end(), cue.begin(), cue.end());
     text.insert(text.end(), passage.begin(), passage.end());
     const std::vector<Heard> heard = hear_text(model, text, chunk);
+    std::vector<std::vector<std::size_t>> firsts(heard.size());
     for (std::size_t l = 0; l < heard.size(); ++l) {
       if (model->layers()[l].window != 0) continue;
       out[l].resize(heard[l].keys.size());
       for (std::size_t h = 0; h < out[l].size(); ++h) {
+        firsts[l].push_back(out[l][h].keys.size());
         add_lessons(heard[l], h, passage.size(), chunk, out[l][h]);
       }
     }
+    level(out, firsts, &Lessons::facts);
+    level(out, firsts, &Lessons::fluency);
   }
   return out;
 }
@@ -201,7 +218,11 @@ TEST(CalibrateReconstructionTest, FitsWhatKeysTurnOutToBeWorth) {
     for (std::size_t l = 0; l < lessons.size(); ++l) {
       for (std::size_t h = 0; h < lessons[l].size(); ++h) {
         SCOPED_TRACE(::testing::Message() << "layer " << l << " head " << h);
-        expect_fitted(lessons[l][h], found.layer(l).head(h));
+        const Lessons& lesson = lessons[l][h];
+        const auto both = found.layer(l).head(h);
+        const std::size_t size = both.size() / 2;
+        expect_fitted(lesson.keys, lesson.facts, both.first(size));
+        expect_fitted(lesson.keys, lesson.fluency, both.subspan(size));
       }
     }
   }

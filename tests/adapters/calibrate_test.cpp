@@ -8,9 +8,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "qfilters/auto_scorer.h"
 #include "qfilters/error.h"
 #include "qfilters/filter_bank.h"
-#include "qfilters/key_regression.h"
 #include "qfilters/query_statistics.h"
 
 #include "adapters/models.h"
@@ -120,7 +120,7 @@ TEST_F(CalibrateTest, LearnsFromASecondReading) {
   bool some_global = false;
   for (std::size_t l = 0; l < 4; ++l) {
     ASSERT_EQ(filters.layer(l).heads, 2U);
-    ASSERT_EQ(filters.layer(l).dim, quadratic_size(16));
+    ASSERT_EQ(filters.layer(l).dim, auto_size(16));
     const auto& values = filters.layer(l).values;
     const bool zero = std::all_of(
         values.begin(), values.end(), [](float v) { return v == 0.0F; });

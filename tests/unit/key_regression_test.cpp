@@ -94,6 +94,33 @@ TEST(KeyRegressionTest, DoesNotCareHowKeysAreCut) {
     EXPECT_NEAR(a.values[i], b.values[i], 1e-5F * (1 + std::abs(a.values[i])));
 }
 
+TEST(KeyRegressionTest, FitsEachScoreAsIfItWereAlone) {
+  const std::size_t size = quadratic_size(5);
+  const auto keys = random_filter(4, 130 * 5);
+  KeyRegression both({{1, 5}}, 2);
+  std::vector<float> worth;
+  for (const std::uint64_t seed : {21U, 22U}) {
+    const auto one = random_filter(seed, 130);
+    worth.insert(worth.end(), one.begin(), one.end());
+  }
+  both.add(0, 0, keys, worth);
+  const FilterBank found = both.finish({});
+  EXPECT_EQ(found.layer(0).dim, 2 * size);
+  EXPECT_EQ(found.metadata().n_samples, 130U);
+  for (std::size_t s = 0; s < 2; ++s) {
+    KeyRegression alone({{1, 5}});
+    alone.add(0, 0, keys, std::span(worth).subspan(s * 130, 130));
+    const FilterBank want = alone.finish({});
+    for (std::size_t i = 0; i < size; ++i) {
+      const float value = want.layer(0).head(0)[i];
+      EXPECT_NEAR(
+          found.layer(0).head(0)[s * size + i],
+          value,
+          1e-5F * (1 + std::abs(value)));
+    }
+  }
+}
+
 // The ridge draws towards the mean worth, not towards zero.
 TEST(KeyRegressionTest, KnowsTheMeanOfWhatItCannotExplain) {
   KeyRegression regression({{1, 4}});
@@ -145,6 +172,11 @@ TEST(KeyRegressionTest, RefusesWhatCannotBe) {
       }),
       invalid("layer 1"));
   EXPECT_THAT(error_of([] { KeyRegression({{1, 0}}); }), invalid("dim=0"));
+  EXPECT_THAT(
+      error_of([] {
+        KeyRegression({{1, 4}}, 0);
+      }),
+      invalid("scores=0"));
 
   KeyRegression regression({{2, 2}});
   const std::vector<float> keys = {1, 2, 3, 4};
@@ -162,7 +194,7 @@ TEST(KeyRegressionTest, RefusesWhatCannotBe) {
       IsError(ErrorKind::kShape, "dim=2"));
   EXPECT_THAT(
       add(0, 0, keys, std::span(worth).first(1)),
-      IsError(ErrorKind::kShape, "1 keys"));
+      IsError(ErrorKind::kShape, "1 of what they are worth"));
   EXPECT_THAT(
       add(0, 0, std::vector<float>{1, 2, kNaN, 4}, worth),
       invalid("not finite"));

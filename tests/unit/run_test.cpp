@@ -82,9 +82,19 @@ TEST(RunTest, HasDefaultsOfEachPolicysSource) {
     return limits_of(spec("auto", budget), 10, kLayers)->recent;
   };
   EXPECT_EQ(recent_of("64"), 16U);
-  EXPECT_EQ(recent_of("256"), 64U);
-  EXPECT_EQ(recent_of("400"), 136U);
+  EXPECT_EQ(recent_of("256"), 96U);
+  EXPECT_EQ(recent_of("400"), 168U);
   EXPECT_EQ(recent_of("1024"), 256U);
+
+  // Fewer where other layers keep a window of the newest rows.
+  auto windowed = kLayers;
+  windowed.push_back({3, 64, 64, 512});
+  const auto beside_windows = [&](const std::string& policy) {
+    return limits_of(spec(policy, "512"), 10, windowed)->recent;
+  };
+  EXPECT_EQ(beside_windows("auto"), 64U);
+  EXPECT_EQ(beside_windows("h2o"), 256U);
+  EXPECT_EQ(beside_windows("reconstruct"), 128U);
   RunRecord record;
   record.spec = spec("chunkkv", "512");
   record.limits = Limits{};

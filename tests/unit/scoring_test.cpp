@@ -189,29 +189,6 @@ TEST(ScoreQuadraticTest, RefusesOtherCoefficients) {
       IsError(ErrorKind::kShape, "scores=3"));
 }
 
-TEST(ReconstructionScorerTest, ScoresWithItsOwnKindOfFiltersOnly) {
-  const auto scorer = make_reconstruction_scorer(bank(2, 3, 18));
-  EXPECT_EQ(scorer->name(), "auto");
-  EXPECT_TRUE(scorer->frozen());
-  EXPECT_NE(
-      scorer->identity(),
-      make_reconstruction_scorer(bank(1, 3, 18))->identity());
-  scorer->check_layer(1, 3, 8);
-  EXPECT_THAT(
-      error_of([&] { scorer->check_layer(1, 3, 18); }),
-      IsError(ErrorKind::kMismatch, "needs filters [3, 38]"));
-  EXPECT_THAT(
-      error_of([&] { scorer->check_layer(2, 3, 8); }),
-      IsError(ErrorKind::kMismatch, "none (2 layers)"));
-  EXPECT_THAT(
-      error_of([] { static_cast<void>(make_reconstruction_scorer(nullptr)); }),
-      IsError(ErrorKind::kInvalidArgument, "calibrate"));
-  const HalfTensor keys = random_halves(5, DType::kFloat16, 1, 3, 6, 8, 2);
-  std::vector<float> want(6);
-  score_quadratic(keys.view(), 0, 2, bank(2, 3, 18)->layer(1).head(2), want);
-  EXPECT_EQ(bits_of(scores_of(*scorer, keys, 4, 1, 0, 2)), bits_of(want));
-}
-
 TEST(ScoreProjectionTest, RejectsWhatDoesNotFit) {
   const HalfTensor keys(DType::kFloat16, 2, 3, 4, 8);
   const std::vector<float> filter(8);

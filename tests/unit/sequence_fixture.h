@@ -15,8 +15,8 @@
 
 #include <gtest/gtest.h>
 
+#include "qfilters/auto_scorer.h"
 #include "qfilters/filter_bank.h"
-#include "qfilters/key_regression.h"
 #include "qfilters/policy.h"
 #include "qfilters/scoring.h"
 #include "qfilters/sequence_cache.h"
@@ -36,7 +36,7 @@ struct Model {
   std::vector<HalfTensor> keys;
   std::vector<HalfTensor> values;
   std::shared_ptr<const FilterBank> filters;
-  std::shared_ptr<const FilterBank> quadratics;  // what policy auto scores by
+  std::shared_ptr<const FilterBank> of_auto;  // what policy auto scores by
 
   explicit Model(
       std::vector<LayerShape> shapes,
@@ -44,7 +44,7 @@ struct Model {
       DType type = DType::kFloat16)
       : layers(std::move(shapes)), batch(batch_size), dtype(type) {
     std::vector<LayerFilters> bank;
-    std::vector<LayerFilters> quadratic;
+    std::vector<LayerFilters> of_auto_bank;
     std::uint64_t seed = 10;
     for (const LayerShape& l : layers) {
       keys.push_back(random_halves(
@@ -55,19 +55,19 @@ struct Model {
           {l.kv_heads,
            l.key_dim,
            random_filter(++seed, l.kv_heads * l.key_dim)});
-      const std::size_t size = quadratic_size(l.key_dim);
-      quadratic.push_back(
+      const std::size_t size = auto_size(l.key_dim);
+      of_auto_bank.push_back(
           {l.kv_heads, size, random_filter(1000 + seed, l.kv_heads * size)});
     }
     filters = std::make_shared<const FilterBank>(bank, FilterMetadata{});
-    quadratics =
-        std::make_shared<const FilterBank>(quadratic, FilterMetadata{});
+    of_auto =
+        std::make_shared<const FilterBank>(of_auto_bank, FilterMetadata{});
   }
 
   /// What Policy::make() needs for a policy of this name, if anything.
   [[nodiscard]] const std::shared_ptr<const FilterBank>& filters_for(
       std::string_view policy) const {
-    return policy == "auto" ? quadratics : filters;
+    return policy == "auto" ? of_auto : filters;
   }
 
   [[nodiscard]] SequenceOptions options() const {

@@ -1,0 +1,150 @@
+#include "qfilters/auto_scorer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "qfilters/key_difference.h"
+
+#include "core/filter_checks.h"
+
+namespace qfilters {
+
+namespace {
+
+// One of the two scores that filters of policy auto hold.
+class QuadraticScorer final : public Scorer {
+ public:
+  QuadraticScorer(std::shared_ptr<const FilterBank> filters, bool second)
+      : filters_(std::move(filters)), second_(second) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "auto";
+  }
+
+  void score(const ScoreInput& in, std::span<float> out) const override {
+    const auto both = filters_->layer(in.layer).head(in.kv_head);
+    const std::size_t size = both.size() / 2;
+    score_quadratic(
+        in.keys,
+        in.batch,
+        in.kv_head,
+        both.subspan(second_ ? size : 0, size),
+        out);
+  }
+
+ private:
+  std::shared_ptr<const FilterBank> filters_;
+  bool second_;
+};
+
+class AutoScorer final : public Scorer {
+ public:
+  explicit AutoScorer(std::shared_ptr<const FilterBank> filters)
+      : filters_(filters),
+        facts_(filters, false),
+        fluency_(std::move(filters), true) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override {
+    return "auto";
+  }
+
+  [[nodiscard]] std::string identity() const override {
+    return "auto " + filters_->fingerprint();
+  }
+
+  void check_layer(std::size_t layer, std::size_t kv_heads, std::size_t key_dim)
+      const override {
+    check_bank("auto", *filters_, layer, kv_heads, auto_size(key_dim));
+  }
+
+  // What stays with a row: facts, before other rows are looked at.
+  void score(const ScoreInput& in, std::span<float> out) const override {
+    facts_.score(in, out);
+  }
+
+  [[nodiscard]] bool frozen() const noexcept override { return false; }
+
+  void rescore(const RescoreInput& in, std::span<float> scores) const override {
+    add_differences(in, scores);
+    raise_neighbours(in, scores);
+    thread_local std::vector<float> fluency;
+    fluency.resize(scores.size());
+    score_rows(fluency_, in, fluency);
+    for (std::size_t r = 0; r < scores.size(); ++r)
+      scores[r] = std::max(scores[r], fluency[r]);
+  }
+
+ private:
+  // What a standard deviation of difference from the head's other keys counts.
+  static constexpr double kDifference = 1.5;
+  // Of a cosine in float32.
+  static constexpr double kRounding = 1e-6;
+  // What a fact counts less for the rows before and behind it.
+  static constexpr float kNeighbour = 1;
+
+  static void add_differences(const RescoreInput& in, std::span<float> scores) {
+    thread_local std::vector<float> differences;
+    differences.resize(scores.size());
+    key_differences(in.rows, in.group(), differences);
+    const auto count = static_cast<double>(scores.size());
+    double mean = 0;
+    for (const float difference : differences)
+      mean += static_cast<double>(difference) / count;
+    double variance = 0;
+    for (const float difference : differences) {
+      const double off = static_cast<double>(difference) - mean;
+      variance += off * off / count;
+    }
+    const double deviation = std::sqrt(variance);
+    // Keys that are all the same, or one that is not finite, tell nothing.
+    if (!(deviation > kRounding) || !std::isfinite(deviation)) return;
+    for (std::size_t r = 0; r < scores.size(); ++r) {
+      const double off = static_cast<double>(differences[r]) - mean;
+      scores[r] += static_cast<float>(kDifference * off / deviation);
+    }
+  }
+
+  // By position: in slots rows lie in any order.
+  static void raise_neighbours(
+      const RescoreInput& in, std::span<float> scores) {
+    const auto position = [&](std::uint32_t row) {
+      return in.rows.position(in.group(), row);
+    };
+    thread_local std::vector<std::uint32_t> order;
+    order.resize(scores.size());
+    std::iota(order.begin(), order.end(), 0U);
+    if (!std::ranges::is_sorted(order, {}, position))
+      std::ranges::sort(order, {}, position);
+    float before = 0;  // what the row before had of its own
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      float& score = scores[order[i]];
+      const float own = score;
+      if (i > 0 && position(order[i - 1]) + 1 == position(order[i]))
+        score = std::max(score, before - kNeighbour);
+      if (i + 1 < order.size() &&
+          position(order[i]) + 1 == position(order[i + 1])) {
+        score = std::max(score, scores[order[i + 1]] - kNeighbour);
+      }
+      before = own;
+    }
+  }
+
+  std::shared_ptr<const FilterBank> filters_;
+  QuadraticScorer facts_;
+  QuadraticScorer fluency_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Scorer> make_auto_scorer(
+    std::shared_ptr<const FilterBank> filters) {
+  check_given("auto", filters.get());
+  return std::make_shared<AutoScorer>(std::move(filters));
+}
+
+}  // namespace qfilters

@@ -1,0 +1,225 @@
+#include "qfilters/auto_scorer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "qfilters/error.h"
+#include "qfilters/isa.h"
+#include "qfilters/sequence_cache.h"
+
+#include "unit/rescore_fixture.h"
+#include "unit/sequence_fixture.h"
+#include "unit/test_util.h"
+
+namespace qfilters {
+namespace {
+
+using test::bits_of;
+using test::error_of;
+using test::IsError;
+using test::keydiff_of;
+using test::keys_of;
+using test::Model;
+
+using Keys = std::vector<std::vector<float>>;
+
+double quadratic(const std::vector<float>& key, std::span<const float> c) {
+  const std::size_t dim = key.size();
+  double sum = c[2 * dim + 1];
+  double squares = 0;
+  for (std::size_t d = 0; d < dim; ++d) {
+    const double k = key[d];
+    sum += c[d] * k + c[dim + d] * k * k;
+    squares += k * k;
+  }
+  return sum + c[2 * dim] * std::sqrt(squares);
+}
+
+// By the definition, one row at a time, in any order of rows.
+std::vector<double> auto_of(
+    const Keys& keys,
+    const std::vector<std::int32_t>& positions,
+    std::span<const float> filter) {
+  const std::size_t size = filter.size() / 2;
+  const std::vector<double> differences = keydiff_of(keys);
+  const auto count = static_cast<double>(keys.size());
+  double mean = 0;
+  double square = 0;
+  for (const double difference : differences) {
+    mean += difference / count;
+    square += difference * difference / count;
+  }
+  const double deviation = std::sqrt(std::max(square - mean * mean, 0.0));
+  std::vector<double> facts;
+  for (std::size_t r = 0; r < keys.size(); ++r) {
+    const double unlike =
+        deviation > 1e-6 ? (differences[r] - mean) / deviation : 0;
+    facts.push_back(quadratic(keys[r], filter.first(size)) + 1.5 * unlike);
+  }
+  std::vector<double> scores;
+  for (std::size_t r = 0; r < keys.size(); ++r) {
+    double score = std::max(facts[r], quadratic(keys[r], filter.subspan(size)));
+    for (std::size_t other = 0; other < keys.size(); ++other) {
+      if (std::abs(positions[other] - positions[r]) == 1)
+        score = std::max(score, facts[other] - 1);
+    }
+    scores.push_back(score);
+  }
+  return scores;
+}
+
+std::vector<std::int32_t> positions_of(
+    const RowsView& rows, std::size_t group) {
+  std::vector<std::int32_t> out;
+  for (std::size_t r = 0; r < rows.rows(group); ++r)
+    out.push_back(rows.position(group, r));
+  return out;
+}
+
+class AutoScorerTest : public test::RescoreTest {
+ protected:
+  // What a cache chooses by: the scores of entry, rescored.
+  static std::vector<float> chosen_by(
+      const Scorer& scorer,
+      std::size_t layer,
+      const RowsView& rows,
+      std::size_t group) {
+    const std::size_t heads = rows.shape().kv_heads;
+    const RescoreInput in{layer, group / heads, group % heads, rows};
+    std::vector<float> scores(rows.rows(group));
+    score_rows(scorer, in, scores);
+    scorer.rescore(in, scores);
+    return scores;
+  }
+};
+
+TEST_F(AutoScorerTest, TakesFactsOrFluencyWhicheverCountsMore) {
+  for_each_cache([&](const RowsView& rows, std::size_t group) {
+    const auto scorer = make_auto_scorer(model_->of_auto);
+    const auto got = chosen_by(*scorer, 0, rows, group);
+    const auto want = auto_of(
+        keys_of(rows, group),
+        positions_of(rows, group),
+        model_->of_auto->layer(0).head(group % 2));
+    for (std::size_t r = 0; r < want.size(); ++r)
+      ASSERT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+  });
+}
+
+// Rows that were overwritten in their slots lie in any order.
+TEST_F(AutoScorerTest, KnowsNeighboursByPosition) {
+  const Model& model = test::two_layers();
+  SequenceOptions options = model.options();
+  options.order = RowOrder::kSlot;
+  SequenceCache cache(
+      model.layers,
+      test::qfilters_policy(model, test::budget(40, 2, 5)),
+      options);
+  model.feed(cache, std::vector<std::size_t>(80, 1));
+  model.append(cache, 7);
+  const auto scorer = make_auto_scorer(model.of_auto);
+  bool mixed = false;
+  for (std::size_t l = 0; l < 2; ++l) {
+    const RowsView rows = cache.rows(l);
+    const std::size_t heads = model.layers[l].kv_heads;
+    for (std::size_t g = 0; g < rows.shape().groups(); ++g) {
+      const auto positions = positions_of(rows, g);
+      mixed = mixed || !std::ranges::is_sorted(positions);
+      const auto got = chosen_by(*scorer, l, rows, g);
+      const auto want = auto_of(
+          keys_of(rows, g), positions, model.of_auto->layer(l).head(g % heads));
+      for (std::size_t r = 0; r < want.size(); ++r)
+        ASSERT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+    }
+  }
+  EXPECT_TRUE(mixed);
+}
+
+TEST_F(AutoScorerTest, HasTheSameBitsOnEveryInstructionSet) {
+  const Model model({{2, 80, 8, 0}}, 2);
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.feed(cache, {150});
+  model.append(cache, 23);
+  const auto scorer = make_auto_scorer(model.of_auto);
+  const std::string before = active_isa();
+  const auto want = bits_of(chosen_by(*scorer, 0, cache.rows(0), 3));
+  for (const auto& isa : runnable_isas()) {
+    set_isa(isa);
+    EXPECT_EQ(bits_of(chosen_by(*scorer, 0, cache.rows(0), 3)), want) << isa;
+  }
+  set_isa(before);
+}
+
+// A key that is not finite differs from nothing, and spoils no other row.
+TEST_F(AutoScorerTest, LeavesDifferencesOutWhereThereAreNone) {
+  for (const bool same : {true, false}) {
+    SCOPED_TRACE(same);
+    Model model({{1, 16, 8, 0}});
+    for (std::size_t t = 1; same && t < 9; ++t) {
+      std::ranges::copy(
+          model.keys[0].row(0, 0, 0), model.keys[0].row(0, 0, t).begin());
+    }
+    constexpr std::uint16_t kHalfInfinity = 0x7C00;
+    if (!same) model.keys[0].row(0, 0, 4)[3] = kHalfInfinity;
+    SequenceCache cache(model.layers, Policy::full(), model.options());
+    model.append(cache, 9);
+    const RowsView rows = cache.rows(0);
+    const auto keys = keys_of(rows, 0);
+    const auto filter = model.of_auto->layer(0).head(0);
+    const auto fact = [&](std::size_t r) {
+      return quadratic(keys[r], filter.first(filter.size() / 2));
+    };
+    const auto got = chosen_by(*make_auto_scorer(model.of_auto), 0, rows, 0);
+    for (std::size_t r = 0; r < 9; ++r) {
+      if (!same && r >= 3 && r <= 5) continue;  // the odd one's neighbours
+      double want = std::max(
+          fact(r), quadratic(keys[r], filter.subspan(filter.size() / 2)));
+      if (r > 0) want = std::max(want, fact(r - 1) - 1);
+      if (r < 8) want = std::max(want, fact(r + 1) - 1);
+      EXPECT_NEAR(got[r], want, 1e-3 * (1 + std::abs(want))) << r;
+    }
+  }
+}
+
+TEST_F(AutoScorerTest, ScoresWithItsOwnKindOfFiltersOnly) {
+  const Model& model = test::two_layers();
+  const auto scorer = make_auto_scorer(model.of_auto);
+  EXPECT_EQ(scorer->name(), "auto");
+  EXPECT_FALSE(scorer->frozen());
+  EXPECT_EQ(scorer->attention(), std::nullopt);
+  EXPECT_NE(scorer->identity(), make_auto_scorer(model.filters)->identity());
+  scorer->check_layer(1, 3, 17);
+  EXPECT_THAT(
+      error_of([&] { scorer->check_layer(1, 3, 16); }),
+      IsError(ErrorKind::kMismatch, "needs filters [3, 68]"));
+  EXPECT_THAT(
+      error_of([&] { scorer->check_layer(2, 3, 17); }),
+      IsError(ErrorKind::kMismatch, "none (2 layers)"));
+  EXPECT_THAT(
+      error_of([] { static_cast<void>(make_auto_scorer(nullptr)); }),
+      IsError(ErrorKind::kInvalidArgument, "calibrate"));
+}
+
+// Facts stay with a row; what depends on other rows is found anew.
+TEST_F(AutoScorerTest, GivesRowsTheirFactsWhenTheyEnter) {
+  const Model& model = test::two_layers();
+  const auto filter = model.of_auto->layer(1).head(2);
+  std::vector<float> want(6);
+  const TensorView keys = model.keys[1].slice(0, 6);
+  score_quadratic(keys, 1, 2, filter.first(filter.size() / 2), want);
+  std::vector<float> got(6);
+  make_auto_scorer(model.of_auto)->score({1, 1, 2, keys, 0}, got);
+  EXPECT_EQ(bits_of(got), bits_of(want));
+}
+
+}  // namespace
+}  // namespace qfilters
