@@ -112,6 +112,8 @@ namespace {
 
 // Below this attention a key is worth nothing, whatever the logarithm says.
 constexpr float kLeastAttention = 1e-8F;
+// What fluency counts beside facts: keys differ less in it.
+constexpr float kFluency = 1.5F;
 
 float median(std::vector<float> values) {
   const auto middle =
@@ -192,7 +194,7 @@ class Worth {
         read_keys(view, h, keys);
         for (std::size_t i = 0; i < judged; ++i) {
           worth[i] = facts[first + i] - usual_fact;
-          worth[judged + i] = fluency[first + i] - usual_fluency;
+          worth[judged + i] = kFluency * (fluency[first + i] - usual_fluency);
         }
         regression.add(
             l,

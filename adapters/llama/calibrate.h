@@ -35,14 +35,14 @@ struct CalibrateOptions {
 /// `cue` and the passage once more (teacher forced), which is what KVzip
 /// (arXiv:2505.23416) does with every prompt. A key of a global layer is worth,
 /// as a fact, the logarithm of the largest attention that the second reading
-/// pays it, and for fluency that of the mean attention from later micro-batches
-/// of the first reading, each less its median over all global heads of the
-/// passage. The first rows, which attention uses as sinks, and the last eighth
-/// of a passage, which little comes after, are left out. Micro-batches have at most an eighth of a
-/// passage; where the last passage is shorter, the keys of its last micro-batch
-/// are left out, too. About twice the time of calibrate(), memory of one
-/// passage's full cache. Throws as it, for fewer than 64 tokens or a context
-/// below 64.
+/// pays it, and for fluency 1.5 times that of the mean attention from later
+/// micro-batches of the first reading, each less its median over all global
+/// heads of the passage. The first rows, which attention uses as sinks, and the
+/// last eighth of a passage, which little comes after, are left out.
+/// Micro-batches have at most an eighth of a passage; where the last passage is
+/// shorter, the keys of its last micro-batch are left out, too. About twice the
+/// time of calibrate(), memory of one passage's full cache. Throws as it, for
+/// fewer than 64 tokens or a context below 64.
 [[nodiscard]] FilterBank calibrate_reconstruction(
     std::shared_ptr<const Model> model,
     std::span<const Token> tokens,

@@ -21,7 +21,7 @@ namespace qfilters {
 /// predicted from the key alone as KVzap, arXiv:2601.07891, predicts it from
 /// hidden states), plus how many standard deviations the key differs from the
 /// head's others when rows are chosen (key_differences()); a row next to
-/// another has at least what that one has, less 1. Fluency: a quadratic score
+/// another has at least what that one has, less 1.5. Fluency: a quadratic score
 /// fitted to how much attention is to come. Comparable across heads and
 /// layers, made for BudgetRule::kShared. O(key_dim) for each row a head holds
 /// whenever rows are chosen. Filters: [kv_heads, auto_size(key_dim)] a layer.

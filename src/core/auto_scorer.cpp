@@ -85,7 +85,7 @@ class AutoScorer final : public Scorer {
   // Of a cosine in float32.
   static constexpr double kRounding = 1e-6;
   // What a fact counts less for the rows before and behind it.
-  static constexpr float kNeighbour = 1;
+  static constexpr float kNeighbour = 1.5F;
 
   static void add_differences(const RescoreInput& in, std::span<float> scores) {
     thread_local std::vector<float> differences;

@@ -65,7 +65,7 @@ void add_lessons(
     out.keys.push_back(keys[r]);
     out.facts.push_back(std::log(again[r] + 1e-8));
     out.fluency.push_back(
-        std::log(later[r] / static_cast<double>(behind) + 1e-8));
+        1.5 * std::log(later[r] / static_cast<double>(behind) + 1e-8));
   }
 }
 

@@ -70,7 +70,7 @@ std::vector<double> auto_of(
     double score = std::max(facts[r], quadratic(keys[r], filter.subspan(size)));
     for (std::size_t other = 0; other < keys.size(); ++other) {
       if (std::abs(positions[other] - positions[r]) == 1)
-        score = std::max(score, facts[other] - 1);
+        score = std::max(score, facts[other] - 1.5);
     }
     scores.push_back(score);
   }
@@ -183,8 +183,8 @@ TEST_F(AutoScorerTest, LeavesDifferencesOutWhereThereAreNone) {
       if (!same && r >= 3 && r <= 5) continue;  // the odd one's neighbours
       double want = std::max(
           fact(r), quadratic(keys[r], filter.subspan(filter.size() / 2)));
-      if (r > 0) want = std::max(want, fact(r - 1) - 1);
-      if (r < 8) want = std::max(want, fact(r + 1) - 1);
+      if (r > 0) want = std::max(want, fact(r - 1) - 1.5);
+      if (r < 8) want = std::max(want, fact(r + 1) - 1.5);
       EXPECT_NEAR(got[r], want, 1e-3 * (1 + std::abs(want))) << r;
     }
   }
