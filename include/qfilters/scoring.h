@@ -42,6 +42,14 @@ void score_quadratic(
     std::span<const float> coefficients,
     std::span<float> out);
 
+/// The same of all rows of a head, stored rows first: the same bits, several
+/// times as fast as row by row. O(rows * key_dim).
+void score_quadratic(
+    const RowsView& rows,
+    std::size_t group,
+    std::span<const float> coefficients,
+    std::span<float> out);
+
 /// Euclidean norm of keys, squares summed in the canonical order above.
 void key_norms(
     const TensorView& keys,

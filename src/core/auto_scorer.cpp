@@ -16,38 +16,10 @@ namespace qfilters {
 
 namespace {
 
-// One of the two scores that filters of policy auto hold.
-class QuadraticScorer final : public Scorer {
- public:
-  QuadraticScorer(std::shared_ptr<const FilterBank> filters, bool second)
-      : filters_(std::move(filters)), second_(second) {}
-
-  [[nodiscard]] std::string_view name() const noexcept override {
-    return "auto";
-  }
-
-  void score(const ScoreInput& in, std::span<float> out) const override {
-    const auto both = filters_->layer(in.layer).head(in.kv_head);
-    const std::size_t size = both.size() / 2;
-    score_quadratic(
-        in.keys,
-        in.batch,
-        in.kv_head,
-        both.subspan(second_ ? size : 0, size),
-        out);
-  }
-
- private:
-  std::shared_ptr<const FilterBank> filters_;
-  bool second_;
-};
-
 class AutoScorer final : public Scorer {
  public:
   explicit AutoScorer(std::shared_ptr<const FilterBank> filters)
-      : filters_(filters),
-        facts_(filters, false),
-        fluency_(std::move(filters), true) {}
+      : filters_(std::move(filters)) {}
 
   [[nodiscard]] std::string_view name() const noexcept override {
     return "auto";
@@ -64,7 +36,9 @@ class AutoScorer final : public Scorer {
 
   // What stays with a row: facts, before other rows are looked at.
   void score(const ScoreInput& in, std::span<float> out) const override {
-    facts_.score(in, out);
+    const auto both = filters_->layer(in.layer).head(in.kv_head);
+    score_quadratic(
+        in.keys, in.batch, in.kv_head, both.first(both.size() / 2), out);
   }
 
   [[nodiscard]] bool frozen() const noexcept override { return false; }
@@ -74,7 +48,9 @@ class AutoScorer final : public Scorer {
     raise_neighbours(in, scores);
     thread_local std::vector<float> fluency;
     fluency.resize(scores.size());
-    score_rows(fluency_, in, fluency);
+    const auto both = filters_->layer(in.layer).head(in.kv_head);
+    score_quadratic(
+        in.rows, in.group(), both.subspan(both.size() / 2), fluency);
     for (std::size_t r = 0; r < scores.size(); ++r)
       scores[r] = std::max(scores[r], fluency[r]);
   }
@@ -135,8 +111,6 @@ class AutoScorer final : public Scorer {
   }
 
   std::shared_ptr<const FilterBank> filters_;
-  QuadraticScorer facts_;
-  QuadraticScorer fluency_;
 };
 
 }  // namespace

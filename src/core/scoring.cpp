@@ -43,6 +43,50 @@ kernels::HalfRows head_rows(
       half_of(keys.dtype)};
 }
 
+void check_coefficients(std::span<const float> coefficients, std::size_t dim) {
+  if (coefficients.size() == quadratic_size(dim)) return;
+  throw Error(
+      ErrorKind::kShape,
+      "score: " + std::to_string(coefficients.size()) +
+          " coefficients for keys of " + std::to_string(dim) + " dimensions, " +
+          std::to_string(quadratic_size(dim)) + " are needed");
+}
+
+// The canonical order for the keys [dim][kBlockRows] of a tile at once: each
+// row has a slot in each of the 16 partial sums.
+void score_tile(
+    const float* tile,
+    std::span<const float> coefficients,
+    std::span<float> out) {
+  constexpr std::size_t kSums = 16;
+  const std::size_t dim = (coefficients.size() - 2) / 2;
+  float sums[kSums][kBlockRows] = {};
+  float squares[kSums][kBlockRows] = {};
+  for (std::size_t d = 0; d < dim; ++d) {
+    const float* const key = tile + d * kBlockRows;
+    const float linear = coefficients[d];
+    const float square = coefficients[dim + d];
+    for (std::size_t r = 0; r < kBlockRows; ++r) {
+      const float factor = linear + square * key[r];
+      sums[d % kSums][r] += key[r] * factor;
+      squares[d % kSums][r] += key[r] * key[r];
+    }
+  }
+  for (std::size_t half = kSums / 2; half > 0; half /= 2) {
+    for (std::size_t j = 0; j < half; ++j) {
+      for (std::size_t r = 0; r < kBlockRows; ++r) {
+        sums[j][r] += sums[j + half][r];
+        squares[j][r] += squares[j + half][r];
+      }
+    }
+  }
+  for (std::size_t r = 0; r < out.size(); ++r) {
+    const float norm = coefficients[2 * dim] * std::sqrt(squares[0][r]);
+    out[r] = sums[0][r] + norm;
+    out[r] = out[r] + coefficients[2 * dim + 1];
+  }
+}
+
 class QFiltersScorer final : public Scorer {
  public:
   QFiltersScorer(std::shared_ptr<const FilterBank> filters, int sign)
@@ -160,14 +204,7 @@ void score_quadratic(
     std::span<float> out) {
   const auto rows = head_rows("score", keys, batch, head, out.size());
   const std::size_t dim = keys.dim;
-  if (coefficients.size() != quadratic_size(dim)) {
-    throw Error(
-        ErrorKind::kShape,
-        "score: " + std::to_string(coefficients.size()) +
-            " coefficients for keys of " + std::to_string(dim) +
-            " dimensions, " + std::to_string(quadratic_size(dim)) +
-            " are needed");
-  }
+  check_coefficients(coefficients, dim);
   thread_local std::vector<float> norms;
   norms.resize(out.size());
   key_norms(keys, batch, head, norms);
@@ -177,6 +214,30 @@ void score_quadratic(
     const float norm = coefficients[2 * dim] * norms[i];
     out[i] = out[i] + norm;
     out[i] = out[i] + coefficients[2 * dim + 1];
+  }
+}
+
+void score_quadratic(
+    const RowsView& rows,
+    std::size_t group,
+    std::span<const float> coefficients,
+    std::span<float> out) {
+  const std::size_t dim = rows.shape().key_dim;
+  check_coefficients(coefficients, dim);
+  if (out.size() != rows.rows(group)) {
+    throw Error(
+        ErrorKind::kShape,
+        "score: room for " + std::to_string(out.size()) + " scores, not " +
+            std::to_string(rows.rows(group)));
+  }
+  thread_local std::vector<float> tiles;
+  tiles.resize(key_tile_floats(rows, group));
+  read_key_tiles(rows, group, tiles);
+  for (std::size_t first = 0; first < out.size(); first += kBlockRows) {
+    score_tile(
+        tiles.data() + first * dim,
+        coefficients,
+        out.subspan(first, std::min(kBlockRows, out.size() - first)));
   }
 }
 

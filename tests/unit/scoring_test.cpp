@@ -18,6 +18,7 @@
 #include "qfilters/isa.h"
 #include "qfilters/key_regression.h"
 
+#include "unit/rescore_fixture.h"
 #include "unit/sequence_fixture.h"
 #include "unit/test_util.h"
 
@@ -171,6 +172,39 @@ TEST(ScoreQuadraticTest, HasTheBitsOfTheCanonicalOrderOnEveryIsa) {
     }
   }
   set_isa("auto");
+}
+
+using ScoreQuadraticRowsTest = test::RescoreTest;
+
+TEST_F(ScoreQuadraticRowsTest, HasTheBitsOfRowByRow) {
+  for_each_cache([&](const RowsView& rows, std::size_t group) {
+    const std::size_t dim = rows.shape().key_dim;
+    const auto coefficients = random_filter(dim, quadratic_size(dim));
+    std::vector<float> got(rows.rows(group));
+    score_quadratic(rows, group, coefficients, got);
+    std::vector<float> want(got.size());
+    std::vector<std::uint16_t> key(dim);
+    for (std::size_t r = 0; r < want.size(); ++r) {
+      rows.read_key(group, r, key.data());
+      score_quadratic(
+          TensorView::dense(key.data(), rows.shape().dtype, 1, 1, 1, dim),
+          0,
+          0,
+          coefficients,
+          std::span(want).subspan(r, 1));
+    }
+    ASSERT_EQ(bits_of(got), bits_of(want));
+    EXPECT_THAT(
+        error_of([&] {
+          score_quadratic(rows, group, coefficients, std::span(got).subspan(1));
+        }),
+        IsError(ErrorKind::kShape, "score: room for"));
+    EXPECT_THAT(
+        error_of([&] {
+          score_quadratic(rows, group, std::span(coefficients).subspan(1), got);
+        }),
+        IsError(ErrorKind::kShape, "are needed"));
+  });
 }
 
 TEST(ScoreQuadraticTest, RefusesOtherCoefficients) {
