@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,22 +65,26 @@ class AutoScorer final : public Scorer {
   // What a fact counts less for the rows before and behind it.
   static constexpr float kNeighbour = 1.5F;
 
+  // NaN, which goes first, for a key that is not finite.
   static void add_differences(const RescoreInput& in, std::span<float> scores) {
     thread_local std::vector<float> differences;
     differences.resize(scores.size());
     key_differences(in.rows, in.group(), differences);
-    const auto count = static_cast<double>(scores.size());
+    const auto finite = [](float x) { return std::isfinite(x); };
+    const auto count =
+        static_cast<double>(std::ranges::count_if(differences, finite));
     double mean = 0;
-    for (const float difference : differences)
+    for (const float difference : differences | std::views::filter(finite))
       mean += static_cast<double>(difference) / count;
     double variance = 0;
-    for (const float difference : differences) {
+    for (const float difference : differences | std::views::filter(finite)) {
       const double off = static_cast<double>(difference) - mean;
       variance += off * off / count;
     }
-    const double deviation = std::sqrt(variance);
-    // Keys that are all the same, or one that is not finite, tell nothing.
-    if (!(deviation > kRounding) || !std::isfinite(deviation)) return;
+    double deviation = std::sqrt(variance);
+    // Keys that are all the same do not differ.
+    if (deviation <= kRounding)
+      deviation = std::numeric_limits<double>::infinity();
     for (std::size_t r = 0; r < scores.size(); ++r) {
       const double off = static_cast<double>(differences[r]) - mean;
       scores[r] += static_cast<float>(kDifference * off / deviation);

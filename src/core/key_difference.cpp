@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,13 +23,31 @@ float inverse_root(float sum) noexcept {
   return sum > 0 ? 1 / std::sqrt(sum) : 0.0F;
 }
 
-// What makes the keys [dim][kBlockRows] of a tile unit vectors.
-Slots scales_of(const float* tile, std::size_t dim) {
-  Slots scales;
+// Of the keys [dim][kBlockRows] of a tile.
+Slots squares_of(const float* tile, std::size_t dim) {
+  Slots squares;
   for (std::size_t d = 0; d < dim; ++d) {
     const float* const key = tile + d * kBlockRows;
     for (std::size_t r = 0; r < kBlockRows; ++r)
-      scales.at[r] += key[r] * key[r];
+      squares.at[r] += key[r] * key[r];
+  }
+  return squares;
+}
+
+// What makes the keys of a tile unit vectors. Those that have no length become
+// zeros, and `odd` gets their slots, counted from `first`.
+Slots scales_of(
+    float* tile,
+    std::size_t dim,
+    std::size_t first,
+    std::vector<std::size_t>& odd) {
+  Slots scales = squares_of(tile, dim);
+  for (std::size_t r = 0; r < kBlockRows; ++r) {
+    if (std::isfinite(scales.at[r])) continue;
+    odd.push_back(first + r);
+    for (std::size_t d = 0; d < dim; ++d)
+      tile[d * kBlockRows + r] = 0;
+    scales.at[r] = 0;
   }
   for (float& scale : scales.at)
     scale = inverse_root(scale);
@@ -94,8 +113,9 @@ void key_differences(
   read_key_tiles(rows, group, tiles);
   std::vector<Slots> sums(dim);
   std::vector<Slots> scales;
+  std::vector<std::size_t> odd;
   for (std::size_t at = 0; at < tiles.size(); at += tile) {
-    scales.push_back(scales_of(tiles.data() + at, dim));
+    scales.push_back(scales_of(tiles.data() + at, dim, at / dim, odd));
     add_units(tiles.data() + at, scales.back(), sums);
   }
   const std::vector<float> anchor = anchor_of(sums);
@@ -105,6 +125,8 @@ void key_differences(
     std::copy_n(
         found.at, std::min(kBlockRows, out.size() - first), out.data() + first);
   }
+  for (const std::size_t row : odd)
+    out[row] = std::numeric_limits<float>::quiet_NaN();
 }
 
 }  // namespace qfilters

@@ -159,33 +159,49 @@ TEST_F(AutoScorerTest, HasTheSameBitsOnEveryInstructionSet) {
   set_isa(before);
 }
 
-// A key that is not finite differs from nothing, and spoils no other row.
 TEST_F(AutoScorerTest, LeavesDifferencesOutWhereThereAreNone) {
-  for (const bool same : {true, false}) {
-    SCOPED_TRACE(same);
-    Model model({{1, 16, 8, 0}});
-    for (std::size_t t = 1; same && t < 9; ++t) {
-      std::ranges::copy(
-          model.keys[0].row(0, 0, 0), model.keys[0].row(0, 0, t).begin());
-    }
-    constexpr std::uint16_t kHalfInfinity = 0x7C00;
-    if (!same) model.keys[0].row(0, 0, 4)[3] = kHalfInfinity;
-    SequenceCache cache(model.layers, Policy::full(), model.options());
-    model.append(cache, 9);
-    const RowsView rows = cache.rows(0);
-    const auto keys = keys_of(rows, 0);
-    const auto filter = model.of_auto->layer(0).head(0);
-    const auto fact = [&](std::size_t r) {
-      return quadratic(keys[r], filter.first(filter.size() / 2));
-    };
-    const auto got = chosen_by(*make_auto_scorer(model.of_auto), 0, rows, 0);
-    for (std::size_t r = 0; r < 9; ++r) {
-      if (!same && r >= 3 && r <= 5) continue;  // the odd one's neighbours
-      double want = std::max(
-          fact(r), quadratic(keys[r], filter.subspan(filter.size() / 2)));
-      if (r > 0) want = std::max(want, fact(r - 1) - 1.5);
-      if (r < 8) want = std::max(want, fact(r + 1) - 1.5);
-      EXPECT_NEAR(got[r], want, 1e-3 * (1 + std::abs(want))) << r;
+  Model model({{1, 16, 8, 0}});
+  for (std::size_t t = 1; t < 9; ++t) {
+    std::ranges::copy(
+        model.keys[0].row(0, 0, 0), model.keys[0].row(0, 0, t).begin());
+  }
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.append(cache, 9);
+  const auto key = keys_of(cache.rows(0), 0)[0];
+  const auto filter = model.of_auto->layer(0).head(0);
+  const std::size_t size = filter.size() / 2;
+  const double want = std::max(
+      quadratic(key, filter.first(size)), quadratic(key, filter.subspan(size)));
+  const auto scorer = make_auto_scorer(model.of_auto);
+  for (const float got : chosen_by(*scorer, 0, cache.rows(0), 0))
+    EXPECT_NEAR(got, want, 1e-3 * (1 + std::abs(want)));
+}
+
+// Others are scored as if the row were not there.
+TEST_F(AutoScorerTest, AKeyThatIsNotFiniteGoesFirstAndSpoilsNoOther) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    const bool half = dtype == DType::kFloat16;
+    const std::uint16_t infinity = half ? 0x7C00 : 0x7F80;
+    const std::uint16_t nan = half ? 0x7E00 : 0x7FC0;
+    const std::uint16_t minus = infinity | 0x8000U;
+    std::vector<std::uint16_t> odd{infinity, minus, nan};
+    if (!half) odd.push_back(0x7F00);  // its square is infinite
+    for (const std::uint16_t element : odd) {
+      SCOPED_TRACE(element);
+      Model model({{1, 16, 8, 0}}, 1, dtype);
+      std::ranges::fill(model.keys[0].row(0, 0, 4).first(3), element);
+      SequenceCache cache(model.layers, Policy::full(), model.options());
+      model.append(cache, 9);
+      auto got =
+          chosen_by(*make_auto_scorer(model.of_auto), 0, cache.rows(0), 0);
+      EXPECT_TRUE(std::isnan(got[4]));
+      got.erase(got.begin() + 4);
+      auto keys = keys_of(cache.rows(0), 0);
+      keys.erase(keys.begin() + 4);
+      const auto want = auto_of(
+          keys, {0, 1, 2, 3, 5, 6, 7, 8}, model.of_auto->layer(0).head(0));
+      for (std::size_t r = 0; r < want.size(); ++r)
+        EXPECT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
     }
   }
 }

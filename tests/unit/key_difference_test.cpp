@@ -1,6 +1,7 @@
 #include "qfilters/key_difference.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -64,6 +65,30 @@ TEST_F(KeyDifferenceTest, OfKeysThatAreZeroIsZero) {
   SequenceCache cache(model.layers, Policy::full(), model.options());
   model.append(cache, 9);
   EXPECT_THAT(differences_of(cache.rows(0), 0), ::testing::Each(0.0F));
+}
+
+// In a full block and behind it.
+TEST_F(KeyDifferenceTest, OfKeysWithoutALengthIsNaNAndChangesNoOther) {
+  constexpr std::uint16_t kInfinity = 0x7F80;
+  constexpr std::uint16_t kNaN = 0x7FC0;
+  constexpr std::uint16_t kHuge = 0x7F00;  // finite, its square is not
+  Model model({{1, 17, 8, 0}}, 1, DType::kBFloat16);
+  std::ranges::fill(model.keys[0].row(0, 0, 5).first(4), kHuge);
+  model.keys[0].row(0, 0, 6)[0] = kInfinity;
+  model.keys[0].row(0, 0, 70)[16] = kNaN;
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.feed(cache, {68});
+  model.append(cache, 6);
+  auto got = differences_of(cache.rows(0), 0);
+  auto keys = keys_of(cache.rows(0), 0);
+  for (const std::ptrdiff_t odd : {70, 6, 5}) {
+    EXPECT_TRUE(std::isnan(got[static_cast<std::size_t>(odd)])) << odd;
+    got.erase(got.begin() + odd);
+    keys.erase(keys.begin() + odd);
+  }
+  const auto want = keydiff_of(keys);
+  for (std::size_t r = 0; r < want.size(); ++r)
+    EXPECT_NEAR(got[r], want[r], 2e-5) << "row " << r;
 }
 
 TEST_F(KeyDifferenceTest, NeedsRoomForAllRows) {
