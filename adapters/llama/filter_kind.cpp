@@ -95,7 +95,7 @@ void check_filters(const FilterBank& filters, const Model& model) {
     fail(
         "layer " + std::to_string(l) + ": the filters have " +
         std::to_string(have.heads) + " heads of " + std::to_string(have.dim) +
-        ", " + model.name() + " has " + std::to_string(layers[l].kv_heads) +
+        ", " + model.name() + " needs " + std::to_string(layers[l].kv_heads) +
         " of " + std::to_string(size));
   }
   check_origin(filters.metadata(), {.model_fingerprint = model.fingerprint()});

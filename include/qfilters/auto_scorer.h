@@ -19,12 +19,14 @@ namespace qfilters {
 /// more. Facts: a quadratic score fitted to how much attention a key gets when
 /// the model reads its context again (the score of KVzip, arXiv:2505.23416,
 /// predicted from the key alone as KVzap, arXiv:2601.07891, predicts it from
-/// hidden states), plus how many standard deviations the key differs from the
-/// head's others when rows are chosen (key_differences()); a row next to
-/// another has at least what that one has, less 1.5. Fluency: a quadratic score
-/// fitted to how much attention is to come. Comparable across heads and
-/// layers, made for BudgetRule::kShared. O(key_dim) for each row a head holds
-/// whenever rows are chosen. Filters: [kv_heads, auto_size(key_dim)] a layer.
+/// hidden states), plus 1.5 times how many standard deviations the key differs
+/// from the head's others when rows are chosen (key_differences()); a row next
+/// to another has at least what that one has, less 1.5. Fluency: a quadratic
+/// score fitted to how much attention is to come. A key that is not finite
+/// makes NaN, which goes first. Comparable across heads and layers, made for
+/// BudgetRule::kShared. O(key_dim) for each row a head holds whenever rows are
+/// chosen. Filters: [kv_heads, auto_size(key_dim)] a layer. Throws Error
+/// kInvalidArgument for no filters.
 [[nodiscard]] std::shared_ptr<const Scorer> make_auto_scorer(
     std::shared_ptr<const FilterBank> filters);
 

@@ -139,6 +139,20 @@ TEST_F(CalibrateTest, LearnsFromASecondReading) {
   EXPECT_EQ(learn(32, 2), filters);
 }
 
+TEST_F(CalibrateTest, FiltersOfAnotherSizeSayWhatIsNeeded) {
+  const std::size_t one = auto_size(16) / 2;
+  const std::vector<LayerFilters> halves(
+      4, LayerFilters{2, one, std::vector<float>(2 * one)});
+  FilterMetadata metadata;
+  metadata.query_site = "reconstruction";
+  const Error error =
+      error_of([&] { check_filters(FilterBank(halves, metadata), *model_); });
+  EXPECT_EQ(error.kind(), ErrorKind::kMismatch);
+  EXPECT_THAT(
+      error.what(), HasSubstr("layer 0: the filters have 2 heads of 34, "));
+  EXPECT_THAT(error.what(), HasSubstr(" needs 2 of 68"));
+}
+
 TEST_F(CalibrateTest, DescribesQueriesBeforeRope) {
   CalibrateOptions options;
   options.context = 100;

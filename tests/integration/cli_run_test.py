@@ -51,7 +51,7 @@ class CalibrateTest(CliTest):
         # without their last eighths.
         for policy, dim, samples in (
             ("qfilters", 64, 200),
-            ("auto", 130, 159),
+            ("auto", 260, 159),
             ("expected", 6560, 184),
             ("squeeze", 1, 200),
         ):
