@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
-#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,10 +73,11 @@ class AutoScorer final : public Scorer {
     const auto count =
         static_cast<double>(std::ranges::count_if(differences, finite));
     double mean = 0;
-    for (const float difference : differences | std::views::filter(finite))
-      mean += static_cast<double>(difference) / count;
+    for (const float difference : differences)
+      mean += finite(difference) ? static_cast<double>(difference) / count : 0;
     double variance = 0;
-    for (const float difference : differences | std::views::filter(finite)) {
+    for (const float difference : differences) {
+      if (!finite(difference)) continue;
       const double off = static_cast<double>(difference) - mean;
       variance += off * off / count;
     }
