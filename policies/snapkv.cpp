@@ -67,7 +67,7 @@ class SnapScorer final : public AttentionScorer {
     return sum / static_cast<float>(options_.kernel);
   }
 
-  // By position: in slots rows lie in any order.
+  // By position.
   void find_rows_before_window(
       const RescoreInput& in, std::vector<std::uint32_t>& out) const {
     const std::size_t group = in.group();
@@ -80,8 +80,7 @@ class SnapScorer final : public AttentionScorer {
     for (std::uint32_t row = 0; row < in.rows.rows(group); ++row) {
       if (position(row) + options_.window < end) out.push_back(row);
     }
-    if (!std::ranges::is_sorted(out, {}, position))
-      std::ranges::sort(out, {}, position);
+    in.rows.sort_by_position(group, out);
   }
 
   SnapOptions options_;

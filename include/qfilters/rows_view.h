@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "qfilters/kv_store.h"
 #include "qfilters/tensor_view.h"
@@ -55,6 +56,11 @@ class RowsView {
 
   [[nodiscard]] std::int32_t position(
       std::size_t group, std::size_t row) const noexcept;
+
+  /// Puts rows of a group, by their numbers, in the order of their positions:
+  /// in slots they lie in any. O(rows) where they are in it already.
+  void sort_by_position(
+      std::size_t group, std::span<std::uint32_t> rows) const noexcept;
 
   /// Copies one row as 16-bit values of the store's dtype: key_dim or
   /// value_dim of shape().

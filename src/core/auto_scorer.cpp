@@ -91,7 +91,6 @@ class AutoScorer final : public Scorer {
     }
   }
 
-  // By position: in slots rows lie in any order.
   static void raise_neighbours(
       const RescoreInput& in, std::span<float> scores) {
     const auto position = [&](std::uint32_t row) {
@@ -100,8 +99,7 @@ class AutoScorer final : public Scorer {
     thread_local std::vector<std::uint32_t> order;
     order.resize(scores.size());
     std::iota(order.begin(), order.end(), 0U);
-    if (!std::ranges::is_sorted(order, {}, position))
-      std::ranges::sort(order, {}, position);
+    in.rows.sort_by_position(in.group(), order);
     float before = 0;  // what the row before had of its own
     for (std::size_t i = 0; i < order.size(); ++i) {
       float& score = scores[order[i]];

@@ -1,5 +1,6 @@
 #include "qfilters/rows_view.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace qfilters {
@@ -27,6 +28,13 @@ std::int32_t RowsView::position(
              ? positions[row]
              : first_position_ +
                    static_cast<std::int32_t>(row - positions.size());
+}
+
+void RowsView::sort_by_position(
+    std::size_t group, std::span<std::uint32_t> rows) const noexcept {
+  const auto place = [&](std::uint32_t row) { return position(group, row); };
+  if (!std::ranges::is_sorted(rows, {}, place))
+    std::ranges::sort(rows, {}, place);
 }
 
 void RowsView::read_key(

@@ -70,6 +70,22 @@ TEST_F(RowsViewTest, ShowsStoredRowsThenNewRows) {
   }
 }
 
+TEST_F(RowsViewTest, SortsRowsByPosition) {
+  const RowsView view(store_, keys_.slice(70, 30), values_.slice(70, 30), 70);
+  for (std::size_t g = 0; g < kShape.groups(); ++g) {
+    // New rows first, then every other stored one from the last to the first.
+    std::vector<std::uint32_t> rows;
+    for (auto r = static_cast<std::uint32_t>(view.rows(g)); r-- > 0;) {
+      if (r >= store_.rows(g) || r % 2 == 0) rows.push_back(r);
+    }
+    std::vector<std::uint32_t> want(rows.rbegin(), rows.rend());
+    view.sort_by_position(g, rows);
+    EXPECT_EQ(rows, want);
+    view.sort_by_position(g, rows);
+    EXPECT_EQ(rows, want);
+  }
+}
+
 TEST_F(RowsViewTest, MayHaveNoNewRows) {
   const RowsView view(store_, keys_.slice(70, 0), values_.slice(70, 0), 70);
   EXPECT_EQ(view.new_rows(), 0U);
