@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -53,41 +52,68 @@ class AutoScorer final : public Scorer {
     score_quadratic(
         in.rows, in.group(), both.subspan(both.size() / 2), fluency);
     for (std::size_t r = 0; r < scores.size(); ++r)
-      scores[r] = std::max(scores[r], fluency[r]);
+      scores[r] = either(scores[r], fluency[r]);
   }
 
  private:
-  // What a standard deviation of difference from the head's other keys counts.
-  static constexpr double kDifference = 1.5;
+  // What a standard deviation of difference from the head's other keys counts
+  // for each unit that facts lack to spread this much.
+  static constexpr double kDifference = 1.75;
+  static constexpr double kSpread = 1.2;
   // Of a cosine in float32.
   static constexpr double kRounding = 1e-6;
   // What a fact counts less for the rows before and behind it.
-  static constexpr float kNeighbour = 1.5F;
+  static constexpr float kNeighbour = 1;
+  // Twice what a row that counts as much for both counts more.
+  static constexpr double kBoth = 7;
+
+  struct Spread {
+    double mean = 0;
+    double deviation = 0;
+  };
+
+  // Of the values that are finite.
+  static Spread spread_of(std::span<const float> values) {
+    const auto finite = [](float x) { return std::isfinite(x); };
+    const auto count =
+        static_cast<double>(std::ranges::count_if(values, finite));
+    double mean = 0;
+    for (const float value : values)
+      mean += finite(value) ? static_cast<double>(value) / count : 0;
+    double variance = 0;
+    for (const float value : values) {
+      if (!finite(value)) continue;
+      const double off = static_cast<double>(value) - mean;
+      variance += off * off / count;
+    }
+    return {mean, std::sqrt(variance)};
+  }
+
+  // The smooth maximum with roots alone, which are exact on every machine.
+  static float either(float facts, float fluency) {
+    const auto a = static_cast<double>(facts);
+    const auto b = static_cast<double>(fluency);
+    const double apart = std::sqrt((a - b) * (a - b) + kBoth * kBoth);
+    return static_cast<float>((a + b + apart) / 2);
+  }
 
   // NaN, which goes first, for a key that is not finite.
   static void add_differences(const RescoreInput& in, std::span<float> scores) {
     thread_local std::vector<float> differences;
     differences.resize(scores.size());
     key_differences(in.rows, in.group(), differences);
-    const auto finite = [](float x) { return std::isfinite(x); };
-    const auto count =
-        static_cast<double>(std::ranges::count_if(differences, finite));
-    double mean = 0;
-    for (const float difference : differences)
-      mean += finite(difference) ? static_cast<double>(difference) / count : 0;
-    double variance = 0;
-    for (const float difference : differences) {
-      if (!finite(difference)) continue;
-      const double off = static_cast<double>(difference) - mean;
-      variance += off * off / count;
-    }
-    double deviation = std::sqrt(variance);
+    const Spread facts = spread_of(scores);
+    const Spread unlike = spread_of(differences);
+    const double lacking =
+        std::max(kSpread * kSpread - facts.deviation * facts.deviation, 0.0);
     // Keys that are all the same do not differ.
-    if (deviation <= kRounding)
-      deviation = std::numeric_limits<double>::infinity();
+    const double weight =
+        unlike.deviation > kRounding
+            ? kDifference * std::sqrt(lacking) / unlike.deviation
+            : 0;
     for (std::size_t r = 0; r < scores.size(); ++r) {
-      const double off = static_cast<double>(differences[r]) - mean;
-      scores[r] += static_cast<float>(kDifference * off / deviation);
+      const double off = static_cast<double>(differences[r]) - unlike.mean;
+      scores[r] += static_cast<float>(weight * off);
     }
   }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -44,6 +45,26 @@ double quadratic(const std::vector<float>& key, std::span<const float> c) {
   return sum + c[2 * dim] * std::sqrt(squares);
 }
 
+double deviation_of(const std::vector<double>& values) {
+  const auto count = static_cast<double>(values.size());
+  double mean = 0;
+  double square = 0;
+  for (const double value : values) {
+    mean += value / count;
+    square += value * value / count;
+  }
+  return std::sqrt(std::max(square - mean * mean, 0.0));
+}
+
+double either(double facts, double fluency) {
+  return (facts + fluency + std::hypot(facts - fluency, 7)) / 2;
+}
+
+// What a standard deviation of difference counts beside facts that spread so.
+double weight_beside(double spread) {
+  return 1.75 * std::sqrt(std::max(1.2 * 1.2 - spread * spread, 0.0));
+}
+
 // By the definition, one row at a time, in any order of rows.
 std::vector<double> auto_of(
     const Keys& keys,
@@ -51,28 +72,24 @@ std::vector<double> auto_of(
     std::span<const float> filter) {
   const std::size_t size = filter.size() / 2;
   const std::vector<double> differences = keydiff_of(keys);
-  const auto count = static_cast<double>(keys.size());
   double mean = 0;
-  double square = 0;
-  for (const double difference : differences) {
-    mean += difference / count;
-    square += difference * difference / count;
-  }
-  const double deviation = std::sqrt(std::max(square - mean * mean, 0.0));
   std::vector<double> facts;
   for (std::size_t r = 0; r < keys.size(); ++r) {
-    const double unlike =
-        deviation > 1e-6 ? (differences[r] - mean) / deviation : 0;
-    facts.push_back(quadratic(keys[r], filter.first(size)) + 1.5 * unlike);
+    mean += differences[r] / static_cast<double>(keys.size());
+    facts.push_back(quadratic(keys[r], filter.first(size)));
   }
+  const double deviation = deviation_of(differences);
+  const double weight = weight_beside(deviation_of(facts));
+  for (std::size_t r = 0; r < keys.size() && deviation > 1e-6; ++r)
+    facts[r] += weight * (differences[r] - mean) / deviation;
   std::vector<double> scores;
   for (std::size_t r = 0; r < keys.size(); ++r) {
-    double score = std::max(facts[r], quadratic(keys[r], filter.subspan(size)));
+    double fact = facts[r];
     for (std::size_t other = 0; other < keys.size(); ++other) {
       if (std::abs(positions[other] - positions[r]) == 1)
-        score = std::max(score, facts[other] - 1.5);
+        fact = std::max(fact, facts[other] - 1);
     }
-    scores.push_back(score);
+    scores.push_back(either(fact, quadratic(keys[r], filter.subspan(size))));
   }
   return scores;
 }
@@ -102,17 +119,42 @@ class AutoScorerTest : public test::RescoreTest {
   }
 };
 
+// The filters with a share of their facts.
+std::shared_ptr<const FilterBank> with_less_facts(
+    const FilterBank& filters, float share) {
+  std::vector<LayerFilters> layers;
+  for (std::size_t l = 0; l < filters.layers(); ++l) {
+    LayerFilters layer = filters.layer(l);
+    for (std::size_t h = 0; h < layer.heads; ++h) {
+      for (std::size_t i = 0; i < layer.dim / 2; ++i)
+        layer.values[h * layer.dim + i] *= share;
+    }
+    layers.push_back(std::move(layer));
+  }
+  return std::make_shared<const FilterBank>(layers, FilterMetadata{});
+}
+
 TEST_F(AutoScorerTest, TakesFactsOrFluencyWhicheverCountsMore) {
+  std::size_t told_apart = 0;
+  std::size_t alike = 0;
   for_each_cache([&](const RowsView& rows, std::size_t group) {
-    const auto scorer = make_auto_scorer(model_->of_auto);
-    const auto got = chosen_by(*scorer, 0, rows, group);
-    const auto want = auto_of(
-        keys_of(rows, group),
-        positions_of(rows, group),
-        model_->of_auto->layer(0).head(group % 2));
-    for (std::size_t r = 0; r < want.size(); ++r)
-      ASSERT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+    for (const float share : {1.0F, 0.02F}) {
+      const auto filters = with_less_facts(*model_->of_auto, share);
+      const auto scorer = make_auto_scorer(filters);
+      const auto got = chosen_by(*scorer, 0, rows, group);
+      const auto keys = keys_of(rows, group);
+      const auto filter = filters->layer(0).head(group % 2);
+      std::vector<double> facts;
+      for (const auto& key : keys)
+        facts.push_back(quadratic(key, filter.first(filter.size() / 2)));
+      ++(weight_beside(deviation_of(facts)) > 0 ? alike : told_apart);
+      const auto want = auto_of(keys, positions_of(rows, group), filter);
+      for (std::size_t r = 0; r < want.size(); ++r)
+        ASSERT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+    }
   });
+  EXPECT_GT(alike, 50U);
+  EXPECT_GT(told_apart, 50U);
 }
 
 // Rows that were overwritten in their slots lie in any order.
@@ -170,7 +212,7 @@ TEST_F(AutoScorerTest, LeavesDifferencesOutWhereThereAreNone) {
   const auto key = keys_of(cache.rows(0), 0)[0];
   const auto filter = model.of_auto->layer(0).head(0);
   const std::size_t size = filter.size() / 2;
-  const double want = std::max(
+  const double want = either(
       quadratic(key, filter.first(size)), quadratic(key, filter.subspan(size)));
   const auto scorer = make_auto_scorer(model.of_auto);
   for (const float got : chosen_by(*scorer, 0, cache.rows(0), 0))
