@@ -15,8 +15,8 @@ namespace qfilters {
   return 2 * quadratic_size(key_dim);
 }
 
-/// Ours: a row stays for the facts it may hold or for fluency, a little sooner
-/// for both: (facts + fluency + sqrt((facts - fluency)^2 + 49)) / 2, a smooth
+/// Ours: a row stays for the facts it may hold or for fluency, sooner if for
+/// both: (facts + fluency + sqrt((facts - fluency)^2 + 49)) / 2, a smooth
 /// maximum. Facts: a quadratic score fitted to how much attention a key gets
 /// when the model reads its context again (the score of KVzip,
 /// arXiv:2505.23416, predicted from the key alone as KVzap, arXiv:2601.07891,

@@ -34,7 +34,7 @@ struct LayerShape {
 };
 
 /// How the rows of a head that is held within a budget lie in the store. Which
-/// rows are kept does not depend on it.
+/// rows are kept does not depend on it, but for rounding after set_policy().
 enum class RowOrder {
   kTemporal,  ///< positions ascend; evicting moves the rows behind
   /// A single new row takes the slot of the row that goes: O(dim + log rows) a

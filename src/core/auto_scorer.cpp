@@ -91,10 +91,12 @@ class AutoScorer final : public Scorer {
 
   // The smooth maximum with roots alone, which are exact on every machine.
   static float either(float facts, float fluency) {
-    const auto a = static_cast<double>(facts);
-    const auto b = static_cast<double>(fluency);
-    const double apart = std::sqrt((a - b) * (a - b) + kBoth * kBoth);
-    return static_cast<float>((a + b + apart) / 2);
+    const auto more = static_cast<double>(std::max(facts, fluency));
+    const auto less = static_cast<double>(std::min(facts, fluency));
+    const double apart = more == less ? 0 : more - less;
+    // (apart + root) * (root - apart) is kBoth^2: no difference that cancels.
+    const double root = std::sqrt(apart * apart + kBoth * kBoth);
+    return static_cast<float>(more + kBoth * kBoth / 2 / (root + apart));
   }
 
   // NaN, which goes first, for a key that is not finite.

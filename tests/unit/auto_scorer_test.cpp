@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -102,22 +103,21 @@ std::vector<std::int32_t> positions_of(
   return out;
 }
 
-class AutoScorerTest : public test::RescoreTest {
- protected:
-  // What a cache chooses by: the scores of entry, rescored.
-  static std::vector<float> chosen_by(
-      const Scorer& scorer,
-      std::size_t layer,
-      const RowsView& rows,
-      std::size_t group) {
-    const std::size_t heads = rows.shape().kv_heads;
-    const RescoreInput in{layer, group / heads, group % heads, rows};
-    std::vector<float> scores(rows.rows(group));
-    score_rows(scorer, in, scores);
-    scorer.rescore(in, scores);
-    return scores;
-  }
-};
+// What a cache chooses by: the scores of entry, rescored.
+std::vector<float> chosen_by(
+    const Scorer& scorer,
+    std::size_t layer,
+    const RowsView& rows,
+    std::size_t group) {
+  const std::size_t heads = rows.shape().kv_heads;
+  const RescoreInput in{layer, group / heads, group % heads, rows};
+  std::vector<float> scores(rows.rows(group));
+  score_rows(scorer, in, scores);
+  scorer.rescore(in, scores);
+  return scores;
+}
+
+using AutoScorerTest = test::RescoreTest;
 
 // The filters with a share of their facts.
 std::shared_ptr<const FilterBank> with_less_facts(
@@ -134,12 +134,17 @@ std::shared_ptr<const FilterBank> with_less_facts(
   return std::make_shared<const FilterBank>(layers, FilterMetadata{});
 }
 
-TEST_F(AutoScorerTest, TakesFactsOrFluencyWhicheverCountsMore) {
+// Filters whose facts tell keys apart, and such as need differences.
+std::vector<std::shared_ptr<const FilterBank>> with_spreads(
+    const Model& model) {
+  return {model.of_auto, with_less_facts(*model.of_auto, 0.02F)};
+}
+
+TEST_F(AutoScorerTest, ScoresByFactsAndFluency) {
   std::size_t told_apart = 0;
   std::size_t alike = 0;
   for_each_cache([&](const RowsView& rows, std::size_t group) {
-    for (const float share : {1.0F, 0.02F}) {
-      const auto filters = with_less_facts(*model_->of_auto, share);
+    for (const auto& filters : with_spreads(*model_)) {
       const auto scorer = make_auto_scorer(filters);
       const auto got = chosen_by(*scorer, 0, rows, group);
       const auto keys = keys_of(rows, group);
@@ -168,19 +173,21 @@ TEST_F(AutoScorerTest, KnowsNeighboursByPosition) {
       options);
   model.feed(cache, std::vector<std::size_t>(80, 1));
   model.append(cache, 7);
-  const auto scorer = make_auto_scorer(model.of_auto);
   bool mixed = false;
-  for (std::size_t l = 0; l < 2; ++l) {
-    const RowsView rows = cache.rows(l);
-    const std::size_t heads = model.layers[l].kv_heads;
-    for (std::size_t g = 0; g < rows.shape().groups(); ++g) {
-      const auto positions = positions_of(rows, g);
-      mixed = mixed || !std::ranges::is_sorted(positions);
-      const auto got = chosen_by(*scorer, l, rows, g);
-      const auto want = auto_of(
-          keys_of(rows, g), positions, model.of_auto->layer(l).head(g % heads));
-      for (std::size_t r = 0; r < want.size(); ++r)
-        ASSERT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+  for (const auto& filters : with_spreads(model)) {
+    const auto scorer = make_auto_scorer(filters);
+    for (std::size_t l = 0; l < 2; ++l) {
+      const RowsView rows = cache.rows(l);
+      const std::size_t heads = model.layers[l].kv_heads;
+      for (std::size_t g = 0; g < rows.shape().groups(); ++g) {
+        const auto positions = positions_of(rows, g);
+        mixed = mixed || !std::ranges::is_sorted(positions);
+        const auto got = chosen_by(*scorer, l, rows, g);
+        const auto want = auto_of(
+            keys_of(rows, g), positions, filters->layer(l).head(g % heads));
+        for (std::size_t r = 0; r < want.size(); ++r)
+          ASSERT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+      }
     }
   }
   EXPECT_TRUE(mixed);
@@ -191,14 +198,16 @@ TEST_F(AutoScorerTest, HasTheSameBitsOnEveryInstructionSet) {
   SequenceCache cache(model.layers, Policy::full(), model.options());
   model.feed(cache, {150});
   model.append(cache, 23);
-  const auto scorer = make_auto_scorer(model.of_auto);
   const std::string before = active_isa();
-  const auto want = bits_of(chosen_by(*scorer, 0, cache.rows(0), 3));
-  for (const auto& isa : runnable_isas()) {
-    set_isa(isa);
-    EXPECT_EQ(bits_of(chosen_by(*scorer, 0, cache.rows(0), 3)), want) << isa;
+  for (const auto& filters : with_spreads(model)) {
+    const auto scorer = make_auto_scorer(filters);
+    const auto want = bits_of(chosen_by(*scorer, 0, cache.rows(0), 3));
+    for (const auto& isa : runnable_isas()) {
+      set_isa(isa);
+      EXPECT_EQ(bits_of(chosen_by(*scorer, 0, cache.rows(0), 3)), want) << isa;
+    }
+    set_isa(before);
   }
-  set_isa(before);
 }
 
 TEST_F(AutoScorerTest, LeavesDifferencesOutWhereThereAreNone) {
@@ -220,6 +229,21 @@ TEST_F(AutoScorerTest, LeavesDifferencesOutWhereThereAreNone) {
 }
 
 // Others are scored as if the row were not there.
+void expect_first_and_spoiling_none(
+    const Model& model, std::shared_ptr<const FilterBank> filters) {
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.append(cache, 9);
+  const auto filter = filters->layer(0).head(0);
+  auto got = chosen_by(*make_auto_scorer(filters), 0, cache.rows(0), 0);
+  EXPECT_TRUE(std::isnan(got[4]));
+  got.erase(got.begin() + 4);
+  auto keys = keys_of(cache.rows(0), 0);
+  keys.erase(keys.begin() + 4);
+  const auto want = auto_of(keys, {0, 1, 2, 3, 5, 6, 7, 8}, filter);
+  for (std::size_t r = 0; r < want.size(); ++r)
+    EXPECT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+}
+
 TEST_F(AutoScorerTest, AKeyThatIsNotFiniteGoesFirstAndSpoilsNoOther) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     const bool half = dtype == DType::kFloat16;
@@ -232,20 +256,31 @@ TEST_F(AutoScorerTest, AKeyThatIsNotFiniteGoesFirstAndSpoilsNoOther) {
       SCOPED_TRACE(element);
       Model model({{1, 16, 8, 0}}, 1, dtype);
       std::ranges::fill(model.keys[0].row(0, 0, 4).first(3), element);
-      SequenceCache cache(model.layers, Policy::full(), model.options());
-      model.append(cache, 9);
-      auto got =
-          chosen_by(*make_auto_scorer(model.of_auto), 0, cache.rows(0), 0);
-      EXPECT_TRUE(std::isnan(got[4]));
-      got.erase(got.begin() + 4);
-      auto keys = keys_of(cache.rows(0), 0);
-      keys.erase(keys.begin() + 4);
-      const auto want = auto_of(
-          keys, {0, 1, 2, 3, 5, 6, 7, 8}, model.of_auto->layer(0).head(0));
-      for (std::size_t r = 0; r < want.size(); ++r)
-        EXPECT_NEAR(got[r], want[r], 1e-3 * (1 + std::abs(want[r]))) << r;
+      for (const auto& filters : with_spreads(model))
+        expect_first_and_spoiling_none(model, filters);
     }
   }
+}
+
+// Facts far below fluency, and both beyond float32.
+TEST_F(AutoScorerTest, TakesTheLargerOfTwoThatAreFarApart) {
+  Model model({{1, 1, 8, 0}});
+  std::ranges::fill(model.keys[0].row(0, 0, 0), 0x4400);  // 4
+  SequenceCache cache(model.layers, Policy::full(), model.options());
+  model.append(cache, 1);
+  const auto score_of = [&](std::vector<float> filter) {
+    const auto scorer = make_auto_scorer(std::make_shared<const FilterBank>(
+        std::vector<LayerFilters>{{1, 8, std::move(filter)}},
+        FilterMetadata{}));
+    return chosen_by(*scorer, 0, cache.rows(0), 0)[0];
+  };
+  for (const float facts : {-3e38F, -1e30F, -1e17F, -1e9F}) {
+    EXPECT_FLOAT_EQ(score_of({0, facts, facts, facts, 0, 0, 0, -30}), -30)
+        << facts;
+  }
+  EXPECT_EQ(
+      score_of({0, 3e38F, 3e38F, 3e38F, 0, 3e38F, 3e38F, 3e38F}),
+      std::numeric_limits<float>::infinity());
 }
 
 TEST_F(AutoScorerTest, ScoresWithItsOwnKindOfFiltersOnly) {
