@@ -50,7 +50,7 @@ void step(
   cache.commit();
 }
 
-// Three query heads a KV head, RoPE as in SmolLM2.
+// Three query heads a KV head; all pairs of dimensions turn alike.
 FilterBank query_statistics() {
   Rotation rotation;
   for (std::size_t d = 0; d < kDim; ++d) {
